@@ -33,6 +33,7 @@ QuireError
 ├── InvalidRequest
 ├── InvalidConfiguration
 ├── ContextOverflow
+├── StorageQuotaReached
 ├── SpendCapReached
 ├── UnknownPrice
 ├── UnknownStrategy
@@ -240,10 +241,22 @@ class ContextOverflow(QuireError):
         )
 
 
+class StorageQuotaReached(QuireError):
+    """What is to be stored exceeds the tenant's quota of stored bytes."""
+
+    def __init__(self, *, stored: int, added: int, quota: int) -> None:
+        self.stored, self.added, self.quota = stored, added, quota
+        super().__init__(
+            f"The tenant stores {stored:,} bytes, and {added:,} more would exceed its quota of {quota:,}: nothing is "
+            "stored or sent. Purge conversations (`quire conversation purge`), or ask the operator to raise "
+            "`stored_bytes` in `tenant_quotas`."
+        )
+
+
 _SPEND_CAP_REMEDIES: dict[SpendScope, str] = {
     "conversation": "Raise `max_spend`, or start another conversation.",
     "key": "Use another API key, or create one with a higher `--max-spend`.",
-    "tenant": "Raise the tenant's cap in `tenant_max_spend`.",
+    "tenant": "Raise the tenant's `max_spend` in `tenant_quotas`.",
 }
 
 

@@ -105,7 +105,7 @@ def test_limits_and_spending_are_listed(home: CliHome):
             await store.spending.add_cost("spent", 0.125, key_id=key.id)
 
     asyncio.run(spend())
-    given = ("--set", 'tenant_max_spend={"default": 10}')
+    given = ("--set", 'tenant_quotas={"default": {"max_spend": 10}}')
     table = invoke_cli("key", "list", *given).stdout
     assert "$0.1250 of $2.50" in table
     assert "The tenant default has spent $0.1250 of $10.00." in table

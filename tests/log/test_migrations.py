@@ -108,8 +108,8 @@ def test_tables_that_grow_have_partitions(empty_url: str) -> None:
     migrate.upgrade(empty_url)
     partitions = {name for name in reflect_schema(empty_url).tables if is_partition(name)}
     partitioned = (
-        "entries", "imports", "manifests", "message_segments", "passages", "paths", "terms", "usage_contributions",
-        "usage_turns",
+        "entries", "imports", "manifests", "message_segments", "passages", "paths", "request_bodies", "terms",
+        "usage_contributions", "usage_turns",
     )  # fmt: skip
     assert partitions == {f"quire_{table}_{n:02}" for table in partitioned for n in range(16)}
 

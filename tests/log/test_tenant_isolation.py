@@ -88,7 +88,7 @@ async def fill_store(store: SqlStore) -> None:
     for number, name in enumerate(names):
         await store.create_conversation(name)
         question = Draft(body=Message.user(name), references=REFERENCES)
-        await store.record_reply(name, make_turn()._replace(drafts=(question, ANSWER)))
+        await store.record_reply(name, make_turn(body=b"a body")._replace(drafts=(question, ANSWER)))
         await store.passages.put(f"vault:{number}", [Passage("note.md", name)])
     await store.append(names[0], Message(role="user", parts=(TextPart(text="a file"), file)))
     await store.message_index.put_segments([SEGMENT._replace(conversation=name) for name in names])
@@ -111,7 +111,7 @@ async def fill_store(store: SqlStore) -> None:
 @pytest.fixture
 async def filled_store(store: SqlStore) -> None:
     for tenant in ("a", "b"):
-        await fill_store(store.for_tenant(tenant))
+        await fill_store(store.for_tenant(tenant, max_stored_bytes=1_000_000_000))
 
 
 @pytest.fixture

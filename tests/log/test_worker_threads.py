@@ -11,6 +11,7 @@ from quire.concurrency.worker_threads import (
     MAX_EVENT_LOOP_BYTES,
     MIN_PART_BYTES,
     WORKER_THREADS,
+    WorkMeter,
     measure_messages,
     run_in_worker,
     run_sized,
@@ -39,6 +40,21 @@ async def run_as(owner: str, started: list[str], release: threading.Event, *, si
 async def wait_for_start(owner: str, started: list[str]) -> None:
     while owner not in started:  # noqa: ASYNC110 (another thread appends to it)
         await asyncio.sleep(0.001)
+
+
+def test_work_is_measured_by_owner_and_drains_in_a_minute():
+    current = 100.0
+    meter = WorkMeter(clock=lambda: current)
+    meter.add("unmeasured", 1_000.0)
+    assert [meter.measure_wait(owner, 6.0) for owner in ("busy", "idle", "unmeasured")] == [0, 0, 0]
+    meter.add("busy", 6.0)
+    assert meter.measure_wait("busy", 6.0) == 0
+    meter.add("busy", 3.0)
+    assert meter.measure_wait("busy", 6.0) == 30
+    current += 29.0
+    assert (meter.measure_wait("busy", 6.0), meter.measure_wait("idle", 6.0)) == (1, 0)
+    current += 1.0
+    assert meter.measure_wait("busy", 6.0) == 0
 
 
 async def test_an_owner_has_one_job_at_a_time():

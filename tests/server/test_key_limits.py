@@ -47,7 +47,8 @@ async def test_a_tenant_cannot_multiply_its_rate_by_further_keys(store: SqlStore
     """Each key has a rate of its own, and an admin key creates others."""
     keys = [(await store.keys.create(f"key {number}", ["chat"]))[1] for number in range(3)]
     _, other = await store.for_tenant("other").keys.create("other", ["chat"])
-    async with open_gateway(store, tenant_requests_per_minute={"default": 4, "*": 1_000}) as (harness, up):
+    quotas = {"default": {"requests_per_minute": 4}, "*": {"requests_per_minute": 1_000}}
+    async with open_gateway(store, tenant_quotas=quotas) as (harness, up):
         answers = [await ask(harness, key, f"question {turn}", model="house") for turn in range(2) for key in keys]
         assert [answer.status_code for answer in answers] == [200, 200, 200, 200, 429, 429]
         refused = answers[-1]
@@ -166,12 +167,47 @@ class TestSpendCapOfTenant:
     async def test_it_holds_for_all_keys_together(self, store: SqlStore, name: str):
         keys = [(await store.keys.create(f"key {number}", ["chat"]))[1] for number in range(3)]
         _, theirs = await store.for_tenant("other").keys.create("theirs", ["chat"])
-        async with open_gateway(store, tenant_max_spend={name: 1.5 * CALL_DOLLARS}) as (harness, _):
+        async with open_gateway(store, tenant_quotas={name: {"max_spend": 1.5 * CALL_DOLLARS}}) as (harness, _):
             statuses = [(await ask(harness, key, f"by {number}")).status_code for number, key in enumerate(keys)]
             assert statuses == [200, 200, 402]
             refused = await ask(harness, keys[0])
-            assert "tenant_max_spend" in refused.json()["error"]["message"]
+            assert "tenant_quotas" in refused.json()["error"]["message"]
             assert (await ask(harness, theirs)).status_code == 200
+
+
+class TestQuotaOfTenant:
+    @pytest.mark.every_database
+    async def test_a_turn_that_exceeds_the_stored_bytes_is_not_sent(self, store: SqlStore):
+        _, key = await store.keys.create("full", ["chat", "write"])
+        _, theirs = await store.for_tenant("other").keys.create("theirs", ["chat"])
+        quotas = {"default": {"stored_bytes": 60_000}}
+        async with open_gateway(store, tenant_quotas=quotas, reserved_response_tokens=100) as (harness, up):
+            assert (await ask(harness, key, "x" * 10_000)).status_code == 200
+            refused = await ask(harness, key, "y" * 50_000)
+            assert refused.status_code == 413
+            error = refused.json()["error"]
+            assert (error["code"], "quire conversation purge" in error["message"]) == ("storage_quota_reached", True)
+            headers = {"authorization": f"Bearer {key}"}
+            upload = await harness.http.post("/api/blobs", content=b"z" * 50_000, headers=headers)
+            assert (upload.status_code, upload.json()["code"]) == (413, "storage_quota_reached")
+            assert (await ask(harness, theirs, "y" * 50_000)).status_code == 200
+            assert (await ask(harness, key, "short")).status_code == 200
+            assert len(up.requests) == 3
+            [newest] = [record.id for record in await store.list_conversations(limit=1)]
+            assert [entry.role for entry in await store.read_range(newest)] == ["user", "assistant"]
+
+    async def test_a_tenant_that_computes_too_much_waits(self, store: SqlStore):
+        _, key = await store.keys.create("busy", ["chat"])
+        _, theirs = await store.for_tenant("other").keys.create("theirs", ["chat"])
+        async with open_gateway(store, tenant_quotas={"default": {"worker_seconds": 0.001}}) as (harness, up):
+            assert (await ask(harness, key, "small")).status_code == 200
+            assert (await ask(harness, key, "word " * 100_000)).status_code == 200
+            refused = await ask(harness, key, "small")
+            assert refused.status_code == 429
+            assert "0.001 seconds of computation" in refused.json()["detail"]
+            assert int(refused.headers["Retry-After"]) > 0
+            assert (await ask(harness, theirs, "word " * 100_000)).status_code == 200
+            assert len(up.requests) == 3
 
 
 class TestSpendCapAtSend:

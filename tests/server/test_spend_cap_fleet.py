@@ -81,7 +81,10 @@ async def test_two_servers_spend_the_cap_and_at_most_one_call_more(
     database_url: str, admin_url: str, tmp_path: Path, capped: str
 ):
     upstream = SlowUpstream()
-    settings = {"tenant": {"tenant_max_spend": {"default": CAP_DOLLARS}}, "conversation": {"max_spend": CAP_DOLLARS}}
+    settings = {
+        "tenant": {"tenant_quotas": {"default": {"max_spend": CAP_DOLLARS}}},
+        "conversation": {"max_spend": CAP_DOLLARS},
+    }
     async with (
         SqlStore.open(database_url) as store,
         run_fake_upstream(upstream.respond) as up,

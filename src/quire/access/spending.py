@@ -25,9 +25,10 @@ from sqlalchemy import (
 
 from quire.db.dialects import upsert
 from quire.db.raw_sql import batch_statements, execute, fetch
-from quire.db.schema import api_keys, costs, spend_reservations, spending
+from quire.db.schema import api_keys, costs, spend_reservations, spending, stored_bytes
 from quire.db.store_part import StorePart, read, read_inline, write
-from quire.errors import SpendCapReached, SpendReserved, SpendScope
+from quire.db.stored_bytes import UncountedBytes
+from quire.errors import SpendCapReached, SpendReserved, SpendScope, StorageQuotaReached, TooManyRequests
 from quire.log.conversations import get_conversation
 from quire.model.ids import new_id, now
 
@@ -75,6 +76,13 @@ class SpendReservation(NamedTuple):
     id: str
     input_usd: float
     """Cost of the input alone: charged if the call was sent and its outcome is unknown."""
+
+
+class StorageDemand(NamedTuple):
+    """Bytes that a call will store, and the tenant's quota for them."""
+
+    stored_bytes: int
+    quota: int
 
 
 class _Spending(NamedTuple):
@@ -139,12 +147,16 @@ def reserve_spend(
     caps: SpendCaps,
     *,
     key_id: str = NO_KEY,
+    storage: StorageDemand | None = None,
 ) -> str:
-    """Reserves an estimated cost before a call and returns the reservation's id.
+    """Reserves an estimated cost, and bytes to store, before a call and returns the reservation's id.
 
     Raises `SpendCapReached` if a cap is spent, and `SpendReserved` if calls in progress may spend the rest of it.
+    Likewise `StorageQuotaReached`, and `TooManyRequests` if calls in progress may store the rest of the quota.
     """
-    _lock_caps(connection, tenant, conversation, key_id, caps)
+    _lock_caps(connection, tenant, conversation, key_id, caps, has_storage=storage is not None)
+    if storage is not None:
+        _check_storage(connection, tenant, storage)
     for each in _read_spending(connection, tenant, conversation, key_id, caps):
         if each.spent >= each.cap:
             raise SpendCapReached(scope=each.scope, spent=each.spent, cap=each.cap)
@@ -158,6 +170,7 @@ def reserve_spend(
         "key_id": key_id,
         "amount_usd": amount_usd,
         "expires_at": at + RESERVATION_SECONDS * 1_000_000,
+        "stored_bytes": storage.stored_bytes if storage is not None else 0,
     }
     with batch_statements(connection):
         execute(connection, _DISCARD_EXPIRED, {"tenant": tenant, "now": at})
@@ -198,12 +211,14 @@ def find_spending_key(connection: Connection, tenant: str, conversation: str) ->
     return SpendingKey(*row) if row is not None else None
 
 
-def _lock_caps(connection: Connection, tenant: str, conversation: str, key_id: str, caps: SpendCaps) -> None:
+def _lock_caps(
+    connection: Connection, tenant: str, conversation: str, key_id: str, caps: SpendCaps, *, has_storage: bool
+) -> None:
     """Lets one transaction at a time reserve under the same cap. On SQLite every write transaction is alone anyway."""
     if connection.dialect.name != "postgresql":
         return
     names: list[str] = []
-    if caps.tenant is not None:
+    if caps.tenant is not None or has_storage:
         names.append(f"quire spend tenant {tenant}")
     if caps.key is not None:
         names.append(f"quire spend key {key_id}")
@@ -212,6 +227,29 @@ def _lock_caps(connection: Connection, tenant: str, conversation: str, key_id: s
     locks = ", ".join(f"pg_advisory_xact_lock(hashtextextended(:name_{index}, 0))" for index in range(len(names)))
     params = {f"name_{index}": name for index, name in enumerate(names)}
     connection.execute(text(f"SELECT {locks}"), params)
+
+
+def _check_storage(connection: Connection, tenant: str, storage: StorageDemand) -> None:
+    [(stored, reserved)] = fetch(connection, _STORAGE, {"tenant": tenant, "now": now()})
+    if stored is None:
+        raise UncountedBytes
+    needed, quota = storage
+    if stored + needed > quota:
+        raise StorageQuotaReached(stored=stored, added=needed, quota=quota)
+    if stored + reserved + needed > quota:
+        raise TooManyRequests(
+            f"Of the tenant's quota of {quota:,} stored bytes, {stored:,} are used and {reserved:,} are reserved for "
+            "calls in progress; retry when they have ended.",
+            retry_after=2,
+        )
+
+
+_STORAGE = select(
+    select(stored_bytes.c.bytes).where(stored_bytes.c.tenant == bindparam("tenant")).scalar_subquery(),
+    select(func.coalesce(func.sum(spend_reservations.c.stored_bytes), literal_column("0")))
+    .where(spend_reservations.c.tenant == bindparam("tenant"), spend_reservations.c.expires_at > bindparam("now"))
+    .scalar_subquery(),
+)
 
 
 def _read_spending(

@@ -248,7 +248,7 @@ async def open_simulation(
         runs_turns=config.runs_turns if offers_tools is None else offers_tools,
         spending_key=None,
         max_spend=None,
-        tenant_max_spend={},
+        tenant_quotas={},
     )
     async with SqlStore.open(SCRATCH_URL) as store:
         await store.create_conversation(recording.conversation)

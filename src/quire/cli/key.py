@@ -91,7 +91,7 @@ async def list_(*, tenant: TenantOption = DEFAULT_TENANT, limit: Limit = 50, ove
     """List a tenant's API keys without their secrets, the newest first, and what was spent with them."""
     from quire.cli.engine_setup import load_cli_settings
     from quire.schemas.records import KeyListSchema, KeySchema
-    from quire.settings.schema import tenant_limit_for
+    from quire.settings.schema import tenant_quota_for
 
     async with open_store(overrides) as store:
         own = store.for_tenant(tenant)
@@ -99,7 +99,7 @@ async def list_(*, tenant: TenantOption = DEFAULT_TENANT, limit: Limit = 50, ove
     document = KeyListSchema(
         tenant=tenant,
         spent_usd=sum(spending.values()),
-        max_spend=tenant_limit_for(load_cli_settings(overrides).settings.tenant_max_spend, tenant),
+        max_spend=tenant_quota_for(load_cli_settings(overrides).settings, tenant).max_spend,
         keys=[KeySchema.from_record(each, spent_usd=spending.get(each.id, 0.0)) for each in keys],
     )
     return Result(document, lambda _: _draw_keys(document))

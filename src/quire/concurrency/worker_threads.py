@@ -9,13 +9,17 @@ ends at a deadline.
 import asyncio
 import ctypes
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
+from math import ceil
 from typing import Generic, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
+
+from cachetools import LRUCache
 
 from quire.errors import WorkTimeout
 from quire.model import Entry, Message, ToolCallPart
@@ -28,6 +32,8 @@ LONG_WORK_BYTES = 1_000_000
 """Work on more bytes is long."""
 MAX_WORK_SECONDS = 60.0
 """Seconds after which a long job is stopped. Work on the longest body takes a few."""
+MAX_METERED_OWNERS = 10_000
+"""Maximum owners whose use is measured, evicted least recently used first."""
 WORKER_THREADS = 2
 """Threads for the work of all owners; long jobs use at most one of them."""
 
@@ -43,6 +49,36 @@ _locks: WeakValueDictionary[tuple[int, str | None], asyncio.Lock] = WeakValueDic
 def set_work_owner(owner: str) -> None:
     """Sets the owner of the work that the current task, and tasks that it starts, give to the worker threads."""
     _work_owner.set(owner)
+
+
+class WorkMeter:
+    """CPU seconds that owners used of the worker threads of this process.
+
+    A leaky bucket for each owner whose use is asked for: it drains its quota in a minute, and work waits while it holds
+    more. Other owners are not measured.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._used: LRUCache[str, tuple[float, float]] = LRUCache(MAX_METERED_OWNERS)
+
+    def add(self, owner: str, seconds: float) -> None:
+        """Called by the worker threads."""
+        with self._lock:
+            if (measured := self._used.get(owner)) is not None:
+                self._used[owner] = measured[0] + seconds, measured[1]
+
+    def measure_wait(self, owner: str, per_minute: float) -> int:
+        """Seconds until the owner may begin more work; 0 if it may now."""
+        current = self._clock()
+        with self._lock:
+            used, measured_at = self._used.get(owner, (0.0, current))
+            used = max(0.0, used - (current - measured_at) * per_minute / 60)
+            self._used[owner] = used, current
+        return ceil((used - per_minute) * 60 / per_minute) if used > per_minute else 0
+
+
+work_meter = WorkMeter()
 
 
 async def run_sized(
@@ -74,7 +110,16 @@ async def run_in_worker(function: Callable[_Params, _Result], *args: _Params.arg
 async def _run_in_thread(function: Callable[[], _Result]) -> _Result:
     """A cancelled caller waits for the end of its thread: otherwise a client that disconnects again and again would
     occupy all threads."""
-    future = asyncio.get_running_loop().run_in_executor(_executor, function)
+    owner = _work_owner.get()
+
+    def run() -> _Result:
+        started = time.thread_time()
+        try:
+            return function()
+        finally:
+            work_meter.add(owner, time.thread_time() - started)
+
+    future = asyncio.get_running_loop().run_in_executor(_executor, run)
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:

@@ -19,14 +19,15 @@ from quire.db.database_url import create_private_files, parse_database_url
 from quire.db.pgvector import enable_pgvector
 from quire.errors import SchemaOutdated, StoreBusy
 
-SCHEMA_VERSION = "0004"
+SCHEMA_VERSION = "0005"
 OLDEST_READER = "0001"
 """The oldest schema version whose code can use this schema. A migration that only expands does not change it."""
 VERSION_TABLE = "quire_version"
 
 _TENANT_TABLES = (
     "conversations", "branches", "entries", "paths", "blobs", "blob_uses", "manifests", "request_bodies", "imports",
-    "transcripts", "transcript_lines", "calibrations", "costs", "spending", "spend_reservations", "turn_leases",
+    "transcripts", "transcript_lines", "calibrations", "costs", "spending", "spend_reservations", "stored_bytes",
+    "turn_leases",
     "passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "memories", "documents",
     "api_keys", "turn_events", "rate_limits", "uncounted_branches", "counted_branches", "usage_contributions",
     "usage_totals", "usage_turns", "document_pairs", "backtests", "backtest_shards",
@@ -54,6 +55,7 @@ _UPDATABLE_COLUMNS = {
     "transcripts": ("conversation", "line_count", "modified_at", "summary", "row_digest"),
     "costs": ("cost_usd",),
     "spending": ("cost_usd",),
+    "stored_bytes": ("bytes",),
     "turn_leases": (
         "turn",
         "owner",
@@ -157,6 +159,10 @@ def _try_upgrade(url: str) -> str | None:
             run_migrations(connection)
         # Not a migration: the server may get the extension, or the owner the right to install it, at any time.
         enable_pgvector(connection)
+        # Programs without a quota do not count what they store, so those with one count again. Row-level security hides
+        # the rows from DELETE, also for the owner.
+        is_postgres = connection.dialect.name == "postgresql"
+        connection.exec_driver_sql(f"{'TRUNCATE' if is_postgres else 'DELETE FROM'} quire_stored_bytes")
         return before
 
 

@@ -224,8 +224,17 @@ spend_reservations = Table(
     Column("key_id", Text, nullable=False),
     Column("amount_usd", Double, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
+    Column("stored_bytes", BigInteger, nullable=False, server_default="0"),
 )
-"""Estimated cost of each call in progress that a spend cap applies to."""
+"""Estimated cost and stored bytes of each call in progress that a cap or quota applies to."""
+
+stored_bytes = Table(
+    "quire_stored_bytes",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("bytes", BigInteger, nullable=False),
+)
+"""Stored bytes of a tenant with a quota: see `quire.db.stored_bytes`."""
 
 turn_leases = Table(
     "quire_turn_leases",

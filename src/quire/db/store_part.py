@@ -10,7 +10,8 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from quire.db.database import BULK_STATEMENT_SECONDS, REQUEST_STATEMENT_SECONDS, Database, TransactionOptions
+from quire.db.database import BULK_STATEMENT_SECONDS, REQUEST_STATEMENT_SECONDS, Database, TransactionOptions, Work
+from quire.db.stored_bytes import UncountedBytes, recount_bytes, run_counted
 from quire.errors import StoreError
 
 P = ParamSpec("P")
@@ -23,10 +24,26 @@ DEFAULT_TENANT = "default"
 class TenantDatabase:
     """A database as one tenant uses it. All parts of a store share it."""
 
-    def __init__(self, database: Database, tenant: str) -> None:
+    def __init__(self, database: Database, tenant: str, *, max_stored_bytes: int | None = None) -> None:
         if not tenant:
             raise StoreError("The tenant of a store must not be empty; give it a name.")
-        self.database, self.tenant = database, tenant
+        self.database, self.tenant, self.max_stored_bytes = database, tenant, max_stored_bytes
+
+    async def write(self, work: Work[T], options: TransactionOptions) -> T:
+        """Runs a write; under the quota of stored bytes, if there is one."""
+        quota, tenant = self.max_stored_bytes, self.tenant
+        if quota is None:
+            return await self.database.write(work, options)
+
+        def counted(connection: Connection) -> T:
+            return run_counted(connection, tenant, quota, work)
+
+        try:
+            return await self.database.write(counted, options)
+        except UncountedBytes:
+            bulk = TransactionOptions(tenant, statement_seconds=BULK_STATEMENT_SECONDS)
+            await self.database.write(lambda connection: recount_bytes(connection, tenant, start=True), bulk)
+            return await self.database.write(counted, options)
 
 
 class StorePart:
@@ -43,7 +60,7 @@ class StorePart:
         options = TransactionOptions(
             base.tenant, inline=transaction.inline, statement_seconds=transaction.statement_seconds
         )
-        run = base.database.write if transaction.writes else base.database.read
+        run = base.write if transaction.writes else base.database.read
         return await run(lambda connection: function(connection, base.tenant, *args, **kwargs), options)
 
     async def run_on_conversation(
@@ -55,7 +72,7 @@ class StorePart:
     ) -> T:
         """Runs a write that locks rows of this conversation."""
         base = self.base
-        return await base.database.write(
+        return await base.write(
             lambda connection: function(connection, base.tenant, conversation, *args, **kwargs),
             TransactionOptions(base.tenant, conversation=conversation),
         )

@@ -104,14 +104,20 @@ class Recorder:
         return stored
 
     async def reserve_spend(self, request: Request, *, choices: int = 1) -> Request:
-        """Reserves the request's estimated cost under the spend caps; `record` settles the reservation."""
-        policy = self.engine.policy
+        """Reserves the request's estimated cost under the spend caps, and the bytes that will be stored under the
+        tenant's quota; `record` settles the reservation."""
+        policy, sent = self.engine.policy, self.engine.runtime.sent_bodies.get(self.conversation)
+        # A body is stored as its difference to the previous one.
+        body_bytes = len(request.body or b"") - (len(sent.content) if sent is not None else 0)
+        pending_bytes = measure_messages([each.message for each in request.pending])
+        output_tokens = policy.reserved_response_tokens * choices
         reservation = await reserve_spend(
             self.engine,
             self.conversation,
             model=policy.model,
             input_tokens=request.manifest.total_tokens,
-            output_tokens=policy.reserved_response_tokens * choices,
+            output_tokens=output_tokens,
+            stored_bytes=max(0, body_bytes) + pending_bytes + output_tokens,
         )
         return replace(request, reservation=reservation)
 

@@ -1,10 +1,10 @@
 """Spend caps of an engine's calls: checked before a request is built, reserved before it is sent."""
 
-from quire.access.spending import NO_CONVERSATION, SpendCaps, SpendingKey, SpendReservation
+from quire.access.spending import NO_CONVERSATION, SpendCaps, SpendingKey, SpendReservation, StorageDemand
 from quire.engine.state import EngineState
 from quire.model import Usage
 from quire.settings import Settings
-from quire.settings.schema import tenant_limit_for
+from quire.settings.schema import tenant_quota_for
 
 
 def spend_caps_for(settings: Settings, *, tenant: str, key: SpendingKey | None) -> SpendCaps:
@@ -12,7 +12,7 @@ def spend_caps_for(settings: Settings, *, tenant: str, key: SpendingKey | None) 
     return SpendCaps(
         conversation=settings.max_spend,
         key=key.max_spend if key is not None else None,
-        tenant=tenant_limit_for(settings.tenant_max_spend, tenant),
+        tenant=tenant_quota_for(settings, tenant).max_spend,
     )
 
 
@@ -35,18 +35,22 @@ async def check_spend_cap(engine: EngineState, conversation: str) -> None:
 
 
 async def reserve_spend(
-    engine: EngineState, conversation: str, *, model: str, input_tokens: int, output_tokens: int
+    engine: EngineState, conversation: str, *, model: str, input_tokens: int, output_tokens: int, stored_bytes: int = 0
 ) -> SpendReservation | None:
-    """Reserves the estimated cost of a call; None if no cap applies.
+    """Reserves the estimated cost of a call, and the bytes that it will store; None if no cap or quota applies.
 
     Raises `SpendCapReached` if a cap is spent, and `SpendReserved` if calls in progress may spend the rest of it.
+    Likewise `StorageQuotaReached`, and `TooManyRequests` if calls in progress may store the rest of the quota.
     """
-    config, caps = engine.config, _find_caps(engine, conversation)
-    if not caps.exist:
+    config, caps, quota = engine.config, _find_caps(engine, conversation), engine.store.base.max_stored_bytes
+    storage = StorageDemand(stored_bytes, quota) if stored_bytes and quota is not None else None
+    if not caps.exist and storage is None:
         return None
     input_usd = config.compute_cost(Usage(input_tokens=input_tokens), model).usd
     amount_usd = config.compute_cost(Usage(input_tokens=input_tokens, output_tokens=output_tokens), model).usd
     # Otherwise the calls of one tenant that wait for the same cap would hold all connections of the pool.
     async with engine.runtime.spend_lock:
-        reservation = await engine.store.spending.reserve(conversation, amount_usd, caps, key_id=config.key_id)
+        reservation = await engine.store.spending.reserve(
+            conversation, amount_usd, caps, key_id=config.key_id, storage=storage
+        )
     return SpendReservation(reservation, input_usd)

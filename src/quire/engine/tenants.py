@@ -16,6 +16,7 @@ from quire.llm.protocol import ModelBuilder
 from quire.model.agents import Agent
 from quire.model.context_events import ContextEvent
 from quire.settings import Settings
+from quire.settings.schema import tenant_quota_for
 from quire.store import DEFAULT_TENANT, SqlStore
 
 MAX_CACHED_ENGINES = 1_000
@@ -72,7 +73,8 @@ class TenantEngines:
                 runs_turns=True,
             )
             jobs = self._jobs_for(tenant) if self._jobs_for is not None else None
-            engine = Engine(self._store.for_tenant(tenant), config, EngineRuntime(jobs=jobs))
+            quota = tenant_quota_for(self.settings, tenant).stored_bytes
+            engine = Engine(self._store.for_tenant(tenant, max_stored_bytes=quota), config, EngineRuntime(jobs=jobs))
             if self._on_event is not None:
                 engine.subscribe(partial(self._on_event, tenant))
             self._engines[tenant] = engine

@@ -25,6 +25,7 @@ from quire.errors import (
     ConversationNotFound,
     InvalidRequest,
     SpendCapReached,
+    StorageQuotaReached,
     UnknownPrice,
 )
 from quire.index.types import IndexedDocument, vault_scope
@@ -42,7 +43,7 @@ MAX_CONSECUTIVE_FAILURES = 3
 
 NOT_FOUND_ERRORS = (ConversationNotFound, BranchNotFound)
 """The job's conversation or branch was deleted: there is nothing to do."""
-PERMANENT_ERRORS = (SpendCapReached, UnknownPrice, ContextOverflow, InvalidRequest)
+PERMANENT_ERRORS = (SpendCapReached, StorageQuotaReached, UnknownPrice, ContextOverflow, InvalidRequest)
 """Errors that a retry would repeat."""
 
 

@@ -7,6 +7,7 @@ from sqlalchemy import Connection, select
 from quire.db.dialects import insert_rows, insert_tuples
 from quire.db.raw_sql import batch_statements, yield_to_event_loop
 from quire.db.schema import blob_uses, blobs, entries, paths
+from quire.db.stored_bytes import count_text, is_counting
 from quire.errors import BlobNotFound, InvalidEntry, StaleHead
 from quire.log import conversations, reads
 from quire.log.ledger import to_key
@@ -135,6 +136,9 @@ def _chain_drafts(
 
 
 def insert_entries(connection: Connection, tenant: str, new_entries: Sequence[Entry]) -> None:
+    if is_counting(connection):
+        for entry in new_entries:
+            count_text(connection, entry.raw, entry.raw_metadata)
     insert_tuples(connection, entries, _ENTRY_COLUMNS, [(tenant, *entry) for entry in new_entries])
     path_rows = [
         (tenant, entry.path, entry.conversation, entry.branch, entry.seq)

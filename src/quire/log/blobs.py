@@ -1,12 +1,13 @@
 """Blobs: content that is referenced by entries and requests, deduplicated per tenant by the digest of its bytes."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from hashlib import sha256
 
 from sqlalchemy import Connection, delete, exists, select, update
 
 from quire.db.dialects import insert_rows, upsert
 from quire.db.schema import blob_uses, blobs
+from quire.db.stored_bytes import count_bytes, is_counting
 from quire.errors import BlobNotFound, IntegrityViolation, StoreError
 from quire.log.types import Blob
 from quire.model import Entry
@@ -25,6 +26,7 @@ def put_blob(connection: Connection, tenant: str, data: bytes, *, media_type: st
     Bytes that are stored already are not stored again, but their upload counts from now.
     """
     digest = sha256(data).digest()
+    _count_new(connection, tenant, {digest: data})
     row = {"tenant": tenant, "digest": digest, "media_type": media_type, "data": data, "uploaded_at": now()}
     connection.execute(upsert(connection, blobs, replace=["uploaded_at"]), row)
     return digest.hex()
@@ -34,13 +36,21 @@ def insert_blobs(
     connection: Connection, tenant: str, items: Iterable[Blob], *, exclude: Collection[bytes] = ()
 ) -> None:
     """Stores these blobs except those in `exclude`: most texts of a request were in the previous one too."""
+    new = {digest: blob for blob in items if (digest := compute_digest(blob)) not in exclude}
     rows = [
         {"tenant": tenant, "digest": digest, "media_type": blob.media_type, "data": blob.data}
-        for digest, blob in {compute_digest(blob): blob for blob in items}.items()
-        if digest not in exclude
+        for digest, blob in new.items()
     ]
     if rows:
+        _count_new(connection, tenant, {digest: blob.data for digest, blob in new.items()})
         insert_rows(connection, blobs, rows, ignore_existing=True)
+
+
+def _count_new(connection: Connection, tenant: str, contents: Mapping[bytes, bytes]) -> None:
+    """Counts blobs that are not stored yet under the quota of the tenant, if it has one."""
+    if is_counting(connection):
+        stored = select_stored(connection, tenant, map(bytes.hex, contents))
+        count_bytes(connection, sum(len(data) for digest, data in contents.items() if digest.hex() not in stored))
 
 
 def compute_digest(blob: Blob) -> bytes:

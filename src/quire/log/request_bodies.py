@@ -17,6 +17,7 @@ from sqlalchemy import Connection, bindparam, delete, exists, insert, literal_co
 from quire.db.dialects import insert_rows
 from quire.db.raw_sql import execute
 from quire.db.schema import request_bodies
+from quire.db.stored_bytes import count_bytes, is_counting
 from quire.errors import IntegrityViolation
 from quire.log.body_deltas import decode_delta, encode_delta, find_change
 from quire.log.types import BodyKey, Branch, EncodedBody
@@ -74,6 +75,10 @@ _INSERT_BODY = insert(request_bodies).from_select(
 
 def insert_body(connection: Connection, tenant: str, reply: Entry, body: EncodedBody) -> None:
     """Stores the body of the request that this reply answered, unless content of the conversation was purged."""
+    if is_counting(connection):
+        key = {"tenant": tenant, "conversation": reply.conversation}
+        if not connection.execute(select(_is_purged), key).scalar():
+            count_bytes(connection, len(body.delta))
     execute(connection, _INSERT_BODY, to_row(tenant, reply.conversation, (reply.branch, reply.seq), body))
 
 

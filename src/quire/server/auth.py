@@ -32,7 +32,7 @@ from starlette.types import Scope as ASGIScope
 
 from quire.access.keys import KEY_SCOPES, ApiKey, Keys, KeyScope
 from quire.access.spending import SpendingKey
-from quire.concurrency.worker_threads import set_work_owner
+from quire.concurrency.worker_threads import set_work_owner, work_meter
 from quire.errors import (
     AccessDenied,
     CrossOriginRequest,
@@ -50,7 +50,7 @@ from quire.server.page import make_denied_page
 from quire.server.problems import error_to_response
 from quire.server.rate_limits import RATE_LIMIT_SCOPE_KEY, RateLimitStatus, SharedRateLimiter
 from quire.settings import Settings
-from quire.settings.schema import tenant_limit_for
+from quire.settings.schema import tenant_quota_for
 from quire.store import DEFAULT_TENANT
 
 KEY_HEADERS = ("authorization", "x-api-key", "api-key")
@@ -275,7 +275,8 @@ async def _get_caller(request: Request) -> Caller:
     limiter, statuses = get_rate_limiter(request.app), list[RateLimitStatus]()
     if (per_minute := key.requests_per_minute or settings.requests_per_minute) is not None:
         statuses.append(await limiter.acquire(key.tenant, key.id, per_minute))
-    if (per_minute := tenant_limit_for(settings.tenant_requests_per_minute, key.tenant)) is not None:
+    quota = tenant_quota_for(settings, key.tenant)
+    if (per_minute := quota.requests_per_minute) is not None:
         statuses.append(await limiter.acquire_for_tenant(key.tenant, per_minute))
     # The response names the stricter of the two.
     for status in sorted(statuses, key=lambda each: (each.retry_after is None, each.remaining))[:1]:
@@ -287,6 +288,12 @@ async def _get_caller(request: Request) -> Caller:
                 f"retry in {status.retry_after} seconds.",
                 retry_after=status.retry_after,
             )
+    if (seconds := quota.worker_seconds) is not None and (wait := work_meter.measure_wait(key.tenant, seconds)):
+        raise TooManyRequests(
+            f"The tenant {key.tenant!r} has used its {seconds:g} seconds of computation a minute; retry in {wait} "
+            "seconds, or send shorter messages.",
+            retry_after=wait,
+        )
     caller = request.scope[CALLER_SCOPE_KEY] = Caller(key.tenant, key.id, key.scopes, key.max_spend, key.models)
     return caller
 

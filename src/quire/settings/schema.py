@@ -1,15 +1,12 @@
 """Schema of the settings: name, default, limits and description. Reads no file and no environment variable."""
 
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from quire.model.base import FrozenModel
 from quire.model.policy import SHARE_PRESETS, ShareName, WireFormatName
-
-_Limit = TypeVar("_Limit", int, float)
 
 EXTRACT_SUMMARIZER = "extract"
 """Value of the setting `summarizer` for extracts instead of summaries by a model."""
@@ -85,6 +82,19 @@ class Upstream(FrozenModel):
         if self.credentials == "client" and self.api_key_env is not None:
             raise ValueError('credentials = "client" excludes api_key_env')
         return self
+
+
+class TenantQuota(FrozenModel):
+    """What a tenant may use with all its API keys together. None is no limit."""
+
+    max_spend: float | None = Field(default=None, gt=0, description="Maximum cost in US dollars.")
+    requests_per_minute: int | None = Field(default=None, gt=0, description="Rate limit.")
+    stored_bytes: int | None = Field(
+        default=None, gt=0, description="Maximum bytes of stored messages, blobs and request bodies."
+    )
+    worker_seconds: float | None = Field(
+        default=None, gt=0, description="CPU seconds in a minute for computation on long texts, in each server process."
+    )
 
 
 class Settings(FrozenModel):
@@ -166,10 +176,6 @@ class Settings(FrozenModel):
         gt=0,
         description="Maximum cost of a conversation in US dollars, including summaries; refuses unpriced models.",
     )
-    tenant_max_spend: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        default_factory=dict[str, float],
-        description="Maximum cost of a tenant in US dollars, by name or by pattern such as *.",
-    )
     input_price: float | None = Field(
         default=None, ge=0, description="US dollars per million input tokens; else from the table of models."
     )
@@ -242,9 +248,10 @@ class Settings(FrozenModel):
     requests_per_minute: int | None = Field(
         default=600, gt=0, description="Rate limit of one API key, unless the key has its own."
     )
-    tenant_requests_per_minute: dict[str, Annotated[int, Field(gt=0)]] = Field(
-        default_factory=dict[str, int],
-        description="Rate limit of a tenant with all its API keys, by name or by pattern such as *.",
+    tenant_quotas: dict[str, TenantQuota] = Field(
+        default_factory=dict[str, TenantQuota],
+        description="Quotas of a tenant with all its API keys, by name or by pattern such as *: max_spend, "
+        "requests_per_minute, stored_bytes, worker_seconds.",
     )
     trusted_tenants: tuple[str, ...] = Field(
         default=(),
@@ -283,9 +290,14 @@ class Settings(FrozenModel):
         return DEFAULT_SESSION_HEADERS | {header.lower(): client for header, client in headers.items()}
 
 
-def tenant_limit_for(limits: Mapping[str, _Limit], tenant: str) -> _Limit | None:
-    """Limit with the exact name of the tenant, else of the first matching pattern."""
-    return limits.get(tenant) or next((each for pattern, each in limits.items() if fnmatchcase(tenant, pattern)), None)
+_NO_QUOTA = TenantQuota()
+
+
+def tenant_quota_for(settings: Settings, tenant: str) -> TenantQuota:
+    """Quotas with the exact name of the tenant, else of the first matching pattern, else none."""
+    quotas = settings.tenant_quotas
+    matches = (each for pattern, each in quotas.items() if fnmatchcase(tenant, pattern))
+    return quotas.get(tenant) or next(matches, _NO_QUOTA)
 
 
 def upstream_for(settings: Settings, model: str) -> Upstream | None:

@@ -13,11 +13,15 @@ from typing import Any, NamedTuple, cast
 from pydantic import BaseModel, ValidationError
 
 from quire.errors import InvalidConfiguration
-from quire.settings.schema import ModelEntry, Settings, Upstream
+from quire.settings.schema import ModelEntry, Settings, TenantQuota, Upstream
 
 ENV_PREFIX = "QUIRE_"
 MAX_FILE_BYTES = 1_000_000
-TABLES: Mapping[str, type[BaseModel]] = {"models": ModelEntry, "upstreams": Upstream}
+TABLES: Mapping[str, type[BaseModel]] = {
+    "models": ModelEntry,
+    "upstreams": Upstream,
+    "tenant_quotas": TenantQuota,
+}
 """Settings that are tables of named entries. A later layer replaces the entries that it names, not the table."""
 ALIAS_TABLE = "context"
 SETTING_ALIASES: Mapping[str, str] = {

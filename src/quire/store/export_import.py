@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 from quire.db.database import map_database_errors
 from quire.db.dialects import insert_rows
 from quire.db.schema import request_bodies
+from quire.db.stored_bytes import count_bytes
 from quire.errors import ImportFailed, QuireError, StoreBusy, StoreUnavailable
 from quire.log import append, blobs, conversations, ledger, reads
 from quire.log.request_bodies import BodyReader, to_row
@@ -252,6 +253,7 @@ class _Importer:
             case BodyLine():
                 self._flush()
                 key, body = (line.branch, line.seq), EncodedBody(line.base, line.size, base64.b64decode(line.delta))
+                count_bytes(connection, len(body.delta))
                 insert_rows(connection, request_bodies, [to_row(tenant, conversation, key, body)])
                 content = self._bodies.read(key) or b""
                 branch = conversations.get_branch(connection, tenant, conversation, line.branch)

@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Table, Text, bindparam, delete
 
 from quire.db import schema
 from quire.db.schema import blob_uses, entries, manifests, metadata
+from quire.db.stored_bytes import recount_bytes
 from quire.errors import InvalidEntry, InvalidRequest
 from quire.index import memories, passages
 from quire.index.documents import delete_documents
@@ -77,6 +78,7 @@ def purge_entries(
     purged = _purge(connection, tenant, all_branches, to_purge, whole=seqs is None)
     if seqs is None:
         conversations.clear_conversation(connection, tenant, conversation)
+    recount_bytes(connection, tenant)
     return purged
 
 
@@ -306,6 +308,7 @@ def erase_value(connection: Connection, tenant: str, value: str) -> ValuePurge:
         if _clear_texts(connection, tenant, name, rows, value) or _delete_rows(connection, tenant, name, rows):
             counts[name.removeprefix("quire_")] = len(rows)
     remaining = find_value(connection, tenant, value)
+    recount_bytes(connection, tenant)
     return ValuePurge(tuple(purged), counts, tuple(name.removeprefix("quire_") for name in remaining))
 
 

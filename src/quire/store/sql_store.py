@@ -76,8 +76,10 @@ def _erase(function: StoreFunction[P, T]) -> Method[P, T]:
 class SqlStore(StorePart):
     """The log in SQLite or PostgreSQL."""
 
-    def __init__(self, database: Database, *, tenant: str = DEFAULT_TENANT) -> None:
-        base = TenantDatabase(database, tenant)
+    def __init__(
+        self, database: Database, *, tenant: str = DEFAULT_TENANT, max_stored_bytes: int | None = None
+    ) -> None:
+        base = TenantDatabase(database, tenant, max_stored_bytes=max_stored_bytes)
         super().__init__(base)
         self.passages = Passages(base)
         self.message_index = MessageIndex(base)
@@ -111,9 +113,9 @@ class SqlStore(StorePart):
         finally:
             await store.close()
 
-    def for_tenant(self, tenant: str) -> "SqlStore":
-        """A store for another tenant on the same database; closing either closes both."""
-        return SqlStore(self.base.database, tenant=tenant)
+    def for_tenant(self, tenant: str, *, max_stored_bytes: int | None = None) -> "SqlStore":
+        """A store for another tenant on the same database, with its quota; closing either closes both."""
+        return SqlStore(self.base.database, tenant=tenant, max_stored_bytes=max_stored_bytes)
 
     async def close(self) -> None:
         await self.base.database.close()

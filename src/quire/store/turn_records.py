@@ -8,6 +8,7 @@ from quire.access.spending import charge, discard_reservation
 from quire.db.dialects import insert_rows, upsert
 from quire.db.raw_sql import batch_statements, execute
 from quire.db.schema import branches, calibrations, conversations, paths
+from quire.db.stored_bytes import allow_past_quota
 from quire.log import ledger
 from quire.log.append import append_entries
 from quire.log.blobs import insert_blobs
@@ -56,8 +57,10 @@ def record_reply(
 ) -> list[Entry]:
     """Appends the turn's messages and stores its manifest under the number of the last one, the reply.
 
+    The call is paid for, so the quota of stored bytes refuses nothing here; the reservation of the call was checked.
     Blobs in `known_digests` are assumed to be stored; if one is not, a foreign key refuses the reference to it.
     """
+    allow_past_quota(connection)
     with batch_statements(connection):
         if record.creates_conversation is not None:
             # If another turn created it first, the append raises `StaleHead`.

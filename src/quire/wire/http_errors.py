@@ -20,6 +20,7 @@ _STATUS_BY_ERROR: dict[type[QuireError], HTTPStatus] = {
     errors.RequestTimeout: HTTPStatus.REQUEST_TIMEOUT,
     # Not a status upon which clients retry by themselves.
     errors.WorkTimeout: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.StorageQuotaReached: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     errors.ContextOverflow: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.SpendCapReached: HTTPStatus.PAYMENT_REQUIRED,
     errors.IntegrityViolation: HTTPStatus.INTERNAL_SERVER_ERROR,

@@ -9,7 +9,7 @@ from quire.access.keys import KEY_SCOPES, MAX_KEY_SPEND_USD, MAX_MODEL_PATTERN_C
 from quire.schemas.records import CreatedKeySchema, KeySchema, SpendingSchema
 from quire.server.auth import get_key_verifier
 from quire.server.dependencies import AdminCaller, Page, PageCursor, PageLimit, StateDep, decode_cursor, encode_cursor
-from quire.settings.schema import tenant_limit_for
+from quire.settings.schema import tenant_quota_for
 
 router = APIRouter(prefix="/api/keys", tags=["keys"])
 
@@ -60,7 +60,7 @@ async def list_keys(
 async def get_spending(caller: AdminCaller, server_state: StateDep) -> SpendingSchema:
     """The cost of all calls of the tenant, with and without a key, and its cap."""
     spending = await server_state.store.for_tenant(caller.tenant).spending.sum_by_key()
-    cap = tenant_limit_for(server_state.settings.tenant_max_spend, caller.tenant)
+    cap = tenant_quota_for(server_state.settings, caller.tenant).max_spend
     return SpendingSchema(spent_usd=sum(spending.values()), max_spend=cap)
 
 
