@@ -35,6 +35,9 @@ QUESTIONS: dict[Size, int] = {"small": 100, "full": 500}
 """Questions of the other tenant before each round, and as many after it."""
 MAX_BUSY_STALL_MS = 5_000.0
 """Bound of a run beside other tests: unbounded work on the event loop stalls it for longer."""
+MAX_MEMORY_RATIO = 1.1
+"""Maximum of the server's memory after `RECOVERY_SECONDS`, divided by the one before the attack."""
+RECOVERY_SECONDS = 60.0
 START_TIMEOUT_SECONDS = 60.0
 LOWEST_PRIORITY = 19
 
@@ -57,6 +60,12 @@ class HostileSetup:
     attacker_key: str
     victim_key: str
     folder: Path
+    server_pid: int
+
+    def read_memory(self) -> int:
+        """Resident bytes of the server process."""
+        [_, pages, *_] = Path(f"/proc/{self.server_pid}/statm").read_text().split()
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     @property
     def server_log(self) -> Path:
@@ -136,8 +145,8 @@ async def hostile_setup(store: SqlStore, database: Any, tmp_path: Path) -> Async
             arguments = ("infra.hostile_upstream", str(port))
             stack.enter_context(run_module(*arguments, output=output, settings=settings, priority=priority))
         arguments = ("quire", "serve", "--port", str(ports[2]), "--keys")
-        stack.enter_context(run_module(*arguments, output=tmp_path / "server.log", settings=settings))
-        setup = HostileSetup(f"http://127.0.0.1:{ports[2]}", keys[0], keys[1], tmp_path)
+        server = stack.enter_context(run_module(*arguments, output=tmp_path / "server.log", settings=settings))
+        setup = HostileSetup(f"http://127.0.0.1:{ports[2]}", keys[0], keys[1], tmp_path, server.pid)
         await wait_until_ready(setup)
         yield setup
 
@@ -217,9 +226,21 @@ async def check_load(setup: HostileSetup, size: Size, *, is_timed: bool) -> None
         stalls_at_start = len(setup.read_stalls())
         rounds: list[Round] = []
         max_rounds = MAX_ROUNDS if is_timed else 1
+        # The first attacks fill caches, which are bounded.
+        if is_timed:
+            await run_round(setup, victim, "small")
+        memory_before = setup.read_memory()
         while not rounds or (rounds[-1].delay_ratio > MAX_DELAY_RATIO and len(rounds) < max_rounds):
             rounds.append(await run_round(setup, victim, size))
             sys.stdout.write(rounds[-1].format_report())
+        memory_under_attack = setup.read_memory()
+        if is_timed:
+            await asyncio.sleep(RECOVERY_SECONDS)
+        memory_ratio = setup.read_memory() / memory_before
+        sys.stdout.write(
+            f"memory: {memory_before / 1e6:.0f} MB before, {memory_under_attack / 1e6:.0f} MB after the attack, "
+            f"{memory_ratio:.2f} times the first {RECOVERY_SECONDS:.0f} s later\n"
+        )
     stalls = setup.read_stalls()[stalls_at_start:]
     sys.stdout.write("".join(f"stall: {stall}\n" for stall in stalls))
     failures = [result for each in rounds for result in each.results if result["status"] in (0, 500)]
@@ -228,6 +249,7 @@ async def check_load(setup: HostileSetup, size: Size, *, is_timed: bool) -> None
     assert [stall for stall in stalls if measure_stall(stall) > max_stall_ms] == []
     if is_timed:
         assert min(each.delay_ratio for each in rounds) < MAX_DELAY_RATIO
+        assert memory_ratio < MAX_MEMORY_RATIO
 
 
 @pytest.mark.slow
