@@ -51,7 +51,8 @@ def get_snapshot_path(name: str) -> Path:
 
 def test_the_commands_are_those_expected():
     expected = {
-        "context": "show summary compact undo edit clear replay diff why items pin unpin drop restore priority",
+        "context": "show timeline summary compact undo edit clear replay diff why items pin unpin drop restore "
+        "priority",
         "memory": "import search relevance list retire",
         "config": "get set list",
         "agent": "list show config new",

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -116,6 +117,31 @@ async def show(
             yield make_text(f"\n{format_not_started(missing)}")
 
     return Result(document, draw)
+
+
+@command(app, "quire context timeline")
+async def timeline(
+    target: CommandTarget,
+    *,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Write the picture to this file.", show_default=False)
+    ] = None,
+) -> Result:
+    """Draw what the model saw, request by request: tokens by slot, compactions, cache and cost."""
+    from quire.cli.timeline import draw_timeline
+    from quire.cli.timeline_svg import render_svg
+    from quire.ledger import load_timeline
+    from quire.schemas.timeline import TimelineSchema
+
+    async with open_conversation(target) as conversation:
+        store = conversation.engine.store
+        record = await store.get_conversation(conversation.id)
+        loaded = await load_timeline(store, conversation.id, branch=conversation.branch)
+    document = TimelineSchema.from_timeline(loaded, conversation=conversation.id, branch=conversation.branch)
+    if svg is None:
+        return Result(document, lambda console: draw_timeline(loaded, console))
+    svg.write_text(render_svg(loaded, title=record.title or conversation.id), encoding="utf-8")
+    return Result(document, f"Wrote {svg}.")
 
 
 @command(app, "quire context summary")

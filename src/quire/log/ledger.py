@@ -171,6 +171,26 @@ def list_manifests(
     return [(seq, Manifest.parse(manifest)) for seq, manifest in reversed(rows)]
 
 
+def list_manifest_texts(
+    connection: Connection, tenant: str, branch: Branch, *, first: int, last: int
+) -> list[tuple[int, str]]:
+    """The manifests of the replies `first` to `last` of the branch, as stored JSON, oldest first."""
+    rows: list[tuple[int, str]] = []
+    for own_range in reversed(list(branch.split_ranges(first, last))):
+        query = (
+            select(manifests.c.seq, manifests.c.manifest)
+            .where(
+                manifests.c.tenant == tenant,
+                manifests.c.conversation == branch.conversation,
+                manifests.c.branch == own_range.branch,
+                manifests.c.seq.between(own_range.first, own_range.last),
+            )
+            .order_by(manifests.c.seq)
+        )
+        rows.extend((row.seq, row.manifest) for row in connection.execute(query))
+    return rows
+
+
 def list_own_manifests(connection: Connection, tenant: str, branch: Branch) -> list[tuple[int, str]]:
     """The manifests under the branch's own entries, as stored JSON."""
     query = (

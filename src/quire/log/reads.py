@@ -174,6 +174,21 @@ def find_replies(connection: Connection, tenant: str, branch: Branch, text: str)
     return _read_ranges(connection, tenant, branch, statement, branch.split_ranges(), None)
 
 
+def list_roles(connection: Connection, tenant: str, branch: Branch) -> list[tuple[int, str]]:
+    """Numbers and roles of the questions and replies of the branch, without their content, oldest first."""
+    rows: list[tuple[int, str]] = []
+    for own_range in reversed(list(branch.split_ranges())):
+        query = select(entries.c.seq, entries.c.role).where(
+            entries.c.tenant == tenant,
+            entries.c.conversation == branch.conversation,
+            entries.c.branch == own_range.branch,
+            entries.c.seq.between(own_range.first, own_range.last),
+            entries.c.role.in_(("user", "assistant")),
+        )
+        rows.extend((seq, role) for seq, role in connection.execute(query.order_by(entries.c.seq)))
+    return rows
+
+
 def read_control_entries(connection: Connection, tenant: str, branch: Branch, *, last: int) -> list[Entry]:
     """The entries up to `last` that are not messages. They are few and have a partial index."""
     return _read_ranges(connection, tenant, branch, CONTROL_ENTRIES, reversed(list(branch.split_ranges(1, last))), None)

@@ -288,6 +288,18 @@ class SqlStore(StorePart):
         """The newest `limit` manifests of a branch with the numbers of their replies, oldest first."""
         return await self.run(read, with_branch(ledger.list_manifests), conversation, branch, limit=limit, last=last)
 
+    async def list_manifest_texts(
+        self, conversation: str, *, branch: int = MAIN_BRANCH, first: int, last: int
+    ) -> list[tuple[int, str]]:
+        """The manifests of the replies `first` to `last` of a branch, as stored JSON, oldest first."""
+        return await self.run(
+            read, with_branch(ledger.list_manifest_texts), conversation, branch, first=first, last=last
+        )
+
+    async def list_roles(self, conversation: str, *, branch: int = MAIN_BRANCH) -> list[tuple[int, str]]:
+        """Numbers and roles of the questions and replies of a branch, without their content, oldest first."""
+        return await self.run(read, with_branch(reads.list_roles), conversation, branch)
+
     async def get_conversation_cost(self, conversation: str) -> float:
         """Cost of the conversation's model calls in US dollars: what was charged, and what imported calls cost by the
         price list. Calls without a known price count 0."""

@@ -5,7 +5,7 @@ import type {
   AddDropBody, AddItemBody, AddPinBody, AgentList, ApprovalBody, Backtest, BacktestJob, BacktestJobList, Branch, ChangeSettingsBody, ClientCompactionList, CompactBody, CompactionStatus, ContextItem,
   ContextItemList, ContextUsage, Conversation, ConversationDetail, ConversationPage, DocumentGraph, DocumentNameList, DocumentText, DropList, EditSummaryBody, EntryPage,
   ForkBody, ImportJob, ImportSourceList, Manifest, Message, ModelList, ModelStatus, NewBacktest, OriginList, PinList, PriorityList, SetPriorityBody, PreviewSettingsBody, ReferencedDocumentList, Replay, RequestDiff, RequestList,
-  SearchResults, SendBody, SettingList, SettingsPreview, Stats, StopBody, StoredBlob,
+  SearchResults, SendBody, SettingList, SettingsPreview, Stats, StopBody, StoredBlob, TimelinePage,
 } from "./types";
 
 /** Identifies one branch of a conversation. */
@@ -138,6 +138,8 @@ export const backtests = {
 };
 
 export const requests = {
+  timeline: ({ conversation, branch }: BranchRef, since: number) =>
+    requestJson<TimelinePage>("GET", path(conversation, "/timeline"), { query: { branch, since } }),
   listClientCompactions: (conversation: string) =>
     requestJson<ClientCompactionList>("GET", path(conversation, "/client-compactions")),
   list: ({ conversation, branch }: BranchRef, limit = 200, last: number | null = null) =>

@@ -1,4 +1,4 @@
-"""Ledger of requests: list, get, replay, diff and explain what was sent for each reply."""
+"""Ledger of requests: list, get, replay, diff and explain what was sent for each reply, and their timeline."""
 
 from typing import Annotated
 
@@ -7,10 +7,12 @@ from pydantic import BaseModel, Field
 
 from quire.engine.client_compactions import find_client_compactions
 from quire.errors import EntryNotFound
-from quire.ledger import load_sent_body
+from quire.ledger import load_sent_body, load_timeline
+from quire.ledger.timeline import MAX_TIMELINE_ROWS
 from quire.log import MAIN_BRANCH
 from quire.model import Decision, Manifest
 from quire.schemas.context import ClientCompactionSchema, ReplaySchema, RequestDiffSchema, RequestSummarySchema
+from quire.schemas.timeline import TimelineSchema
 from quire.server.dependencies import BranchQuery, ConversationId, EntrySeq, PageLimit, ReadEngine, load_conversation
 
 router = APIRouter(tags=["requests"])
@@ -50,6 +52,22 @@ async def list_requests(
             RequestSummarySchema.from_manifest(manifest, replies[seq]) for seq, manifest in manifests if seq in replies
         ]
     )
+
+
+@router.get("/api/conversations/{conversation}/timeline")
+async def get_timeline(
+    engine: ReadEngine,
+    conversation: ConversationId,
+    branch: BranchQuery = MAIN_BRANCH,
+    since: Annotated[int, Query(ge=0, le=2**62, description="Only requests whose replies come after it.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_TIMELINE_ROWS)] = MAX_TIMELINE_ROWS,
+) -> TimelineSchema:
+    """All requests of a branch: tokens by slot, what became of each message, cache, cost, and compactions and edits.
+
+    Imported requests have what their usage says.
+    """
+    timeline = await load_timeline(engine.store, conversation, branch=branch, since=since, limit=limit)
+    return TimelineSchema.from_timeline(timeline, conversation=conversation, branch=branch)
 
 
 @router.get("/api/conversations/{conversation}/client-compactions")

@@ -7,5 +7,6 @@ import { dialogs } from "./dialogs";
 import { insights } from "./insights";
 import { list } from "./list";
 import { settings } from "./settings";
+import { timeline } from "./timeline";
 
-export const de: Catalogue = { ...context, ...conversation, ...dialogs, ...insights, ...list, ...settings };
+export const de: Catalogue = { ...context, ...conversation, ...dialogs, ...insights, ...list, ...settings, ...timeline };

@@ -6,5 +6,6 @@ import { dialogs } from "./dialogs";
 import { insights } from "./insights";
 import { list } from "./list";
 import { settings } from "./settings";
+import { timeline } from "./timeline";
 
-export const en = { ...context, ...conversation, ...dialogs, ...insights, ...list, ...settings };
+export const en = { ...context, ...conversation, ...dialogs, ...insights, ...list, ...settings, ...timeline };

@@ -1,0 +1,104 @@
+"""Schema of a conversation's timeline. It has columns, not rows: a thousand requests then take 300 kB and not 600."""
+
+from itertools import groupby
+
+from pydantic import Field
+
+from quire.ledger.timeline import (
+    FATES,
+    Timeline,
+    TimelineAuthor,
+    TimelineEvent,
+    TimelineEventKind,
+)
+from quire.model import Span
+from quire.model.policy import SLOTS
+from quire.schemas import JsonModel
+from quire.schemas.context import BranchDocument
+
+_COST_DIGITS = 9
+
+
+class TimelineLimitsSchema(JsonModel):
+    """Model, window and trigger, which hold from the request of `reply` on."""
+
+    reply: int
+    model: str | None
+    window: int | None = Field(description="Null for an imported request, of which only the usage is known.")
+    trigger_tokens: int | None
+
+
+class TimelineEventSchema(JsonModel):
+    """A compaction or an edit of the context; it acts on the requests after it."""
+
+    seq: int = Field(description="Sequence number of its entry; of the reply for an edit on the provider's side.")
+    created_at: int
+    kind: TimelineEventKind
+    author: TimelineAuthor = Field(description="Who made it: Quire, the client, the provider, the user or the model.")
+    trigger: str | None = Field(description="What triggered a compaction.")
+    span: Span | None = Field(description="The messages that it concerns.")
+    freed_tokens: int | None
+    undone: int | None = Field(description="The compaction that a `restore` undoes.")
+    cost_usd: float | None
+
+    @classmethod
+    def from_event(cls, event: TimelineEvent) -> "TimelineEventSchema":
+        return cls.model_validate(event._asdict())
+
+
+class TimelineSchema(BranchDocument):
+    """Requests of a branch, oldest first. The n-th value of each column belongs to the n-th request."""
+
+    limits: list[TimelineLimitsSchema] = Field(description="One for each change.")
+    replies: list[int] = Field(description="Sequence number of the reply, which identifies the request.")
+    created_at: list[int]
+    turns: list[int]
+    steps: list[int] = Field(description="Number of the model call within its turn.")
+    total_tokens: list[int] = Field(description="Tokens sent; by the provider's count for an imported request.")
+    full_history_tokens: list[int | None] = Field(description="Tokens with the full history.")
+    slots: dict[str, list[int]] = Field(
+        description="Tokens by slot, for slots that were used; 0 in all of them for an imported request."
+    )
+    fates: list[str] = Field(
+        description="What became of entries 1, 2, 3 and so on: a letter, and the number of entries if more than one. "
+        "Those after the last are no part of the request. The letters: "
+        + "; ".join(f"`{letter}` {name}" for letter, name in FATES.items())
+        + "."
+    )
+    estimated: list[int] = Field(description="Replies of the requests whose tokens are estimates.")
+    input_tokens: list[int | None] = Field(description="By the provider's count; null if it reported none.")
+    output_tokens: list[int | None]
+    cache_read_tokens: list[int | None]
+    cache_write_tokens: list[int | None]
+    cost_usd: list[float | None]
+    events: list[TimelineEventSchema] = Field(description="Compactions and edits after `since`, oldest first.")
+    next_since: int | None = Field(description="Pass it as `since` to get the next page; null on the last page.")
+
+    @classmethod
+    def from_timeline(cls, timeline: Timeline, *, conversation: str, branch: int) -> "TimelineSchema":
+        rows = timeline.rows
+        by_slot = {slot: [row.slots[index] if row.slots else 0 for row in rows] for index, slot in enumerate(SLOTS)}
+        return cls(
+            conversation=conversation,
+            branch=branch,
+            limits=[
+                TimelineLimitsSchema(reply=next(run).reply, model=key[0], window=key[1], trigger_tokens=key[2])
+                for key, run in groupby(rows, key=lambda row: (row.model, row.window, row.trigger_tokens))
+            ],
+            replies=[row.reply for row in rows],
+            created_at=[row.created_at for row in rows],
+            turns=[row.turn for row in rows],
+            steps=[row.step for row in rows],
+            total_tokens=[row.total_tokens for row in rows],
+            full_history_tokens=[row.full_history_tokens for row in rows],
+            slots={slot: used for slot, used in by_slot.items() if any(used)},
+            fates=[row.fates for row in rows],
+            estimated=[row.reply for row in rows if not row.is_exact],
+            input_tokens=[row.input_tokens for row in rows],
+            output_tokens=[row.output_tokens for row in rows],
+            cache_read_tokens=[row.cache_read_tokens for row in rows],
+            cache_write_tokens=[row.cache_write_tokens for row in rows],
+            cost_usd=[None if row.cost_usd is None else round(row.cost_usd, _COST_DIGITS) for row in rows],
+            events=[TimelineEventSchema.from_event(event) for event in timeline.events],
+            next_since=timeline.next_since,
+        )
