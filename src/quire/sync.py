@@ -38,6 +38,7 @@ from quire.view.budget import UsageReport
 from quire.view.compaction_plan import CompactionPlan
 
 if TYPE_CHECKING:
+    from quire.ledger.cache_history import CacheReport
     from quire.search.catalog import SearchOrder
 
 T = TypeVar("T")
@@ -292,6 +293,9 @@ class SyncConversation:
 
     def diff(self, reply_seq: int, other_seq: int) -> list[ManifestChange]:
         return self._loop.run(self._conversation.diff(reply_seq, other_seq))
+
+    def cache_breaks(self, reply_seq: int | None = None) -> "CacheReport":
+        return self._loop.run(self._conversation.cache_breaks(reply_seq))
 
     def why(self, item: int | str, *, reply_seq: int) -> Decision:
         return self._loop.run(self._conversation.why(item, reply_seq=reply_seq))

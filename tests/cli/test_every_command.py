@@ -51,7 +51,7 @@ def get_snapshot_path(name: str) -> Path:
 
 def test_the_commands_are_those_expected():
     expected = {
-        "context": "show timeline summary compact undo edit clear replay diff why items pin unpin drop restore "
+        "context": "show timeline summary compact undo edit clear replay diff cache why items pin unpin drop restore "
         "priority",
         "memory": "import search relevance list retire",
         "config": "get set list",

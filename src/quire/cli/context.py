@@ -50,7 +50,13 @@ if TYPE_CHECKING:
     from quire.engine import Conversation
     from quire.model import Decision, Manifest
     from quire.model.manifest import LearnedRank
-    from quire.schemas.context import ActiveCompactionSchema, ContextItemSchema, EditEffectSchema, SessionItemsSchema
+    from quire.schemas.context import (
+        ActiveCompactionSchema,
+        CacheReportSchema,
+        ContextItemSchema,
+        EditEffectSchema,
+        SessionItemsSchema,
+    )
 
 app = create_group("Show what the model sees of a conversation, and change it.")
 
@@ -432,6 +438,36 @@ async def diff(
         ) if changes else make_text("Nothing changed.")  # fmt: skip
 
     return Result(document, draw)
+
+
+@command(app, "quire context cache")
+async def cache(target: CommandTarget) -> Result:
+    """List where the provider's prompt cache broke: what changed, the tokens processed again, and their price.
+
+    Each of the newest 500 requests is compared with the one before.
+    """
+    from quire.schemas.context import BranchCacheSchema, CacheReportSchema
+
+    async with open_conversation(target) as conversation:
+        report = CacheReportSchema.from_report(await conversation.cache_breaks())
+    document = BranchCacheSchema(conversation=conversation.id, branch=conversation.branch, **dict(report))
+    return Result(document, lambda _: _draw_cache(report))
+
+
+def _draw_cache(report: "CacheReportSchema") -> "Iterable[RenderableType]":
+    for each in report.breaks:
+        tokens = f"{'about ' if each.is_estimated else ''}{each.tokens:,}" if each.tokens is not None else "unknown"
+        price = f" (${each.cost_usd:.4f})" if each.cost_usd is not None else ""
+        yield make_text(f"#{each.reply}: {each.kind}, {tokens} tokens processed again{price}", style="bold")
+        place = f", first at {each.place}" if each.place is not None else ""
+        yield make_text(f"  {each.detail}{place}; {pluralize(each.seconds, 'second')} after #{each.previous}")
+        for sign, text in (("-", each.before), ("+", each.after)):
+            if text is not None:
+                yield make_text(f"  {sign} {to_one_line(text)}", style="dim")
+    if not report.breaks and report.requests:
+        yield make_text(f"No break was found in {pluralize(report.requests, 'request')}.")
+    if report.unknown is not None:
+        yield make_text(report.unknown, style="dim")
 
 
 @command(app, "quire context why 2")

@@ -233,8 +233,8 @@ class EngineConfig:
         """Id of the API key that calls are charged to, as the store records it."""
         return self.spending_key.id if self.spending_key is not None else NO_KEY
 
-    def compute_cost(self, usage: Usage | None, model: str) -> Cost:
-        """Cost of a call now; unknown without a usage, and for a model without a price.
+    def compute_cost(self, usage: Usage | None, model: str, at: datetime | None = None) -> Cost:
+        """Cost of a call at a time, or now; unknown without a usage, and for a model without a price.
 
         `model` is the name that the client uses; it may be an alias of the upstream's model. The model that the
         provider reports comes before both.
@@ -248,7 +248,7 @@ class EngineConfig:
             if len(known_prices) >= MAX_KNOWN_PRICES:
                 known_prices.clear()
             known_prices[key] = spec = self._find_price(model, reported_model=usage.model)
-        return spec.compute_cost(usage, at=datetime.now(UTC)) if spec is not None else UNKNOWN_COST
+        return spec.compute_cost(usage, at=at or datetime.now(UTC)) if spec is not None else UNKNOWN_COST
 
     def require_prices(self) -> None:
         """Raises `UnknownPrice` if the price of the model or of the summarizer is unknown."""

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from quire.agent.function_tools import FunctionTool
     from quire.engine.agent_loop import TurnResult
     from quire.ledger import ManifestChange, Replay
+    from quire.ledger.cache_history import CacheReport
     from quire.model.events import ContextSuggestion, TurnEvent
     from quire.search.catalog import SearchOrder
 
@@ -411,6 +412,18 @@ class Conversation:
         from quire.ledger import diff_manifests
 
         return diff_manifests(await self.manifest(reply_seq), await self.manifest(other_seq))
+
+    async def cache_breaks(self, reply_seq: int | None = None) -> "CacheReport":
+        """Where the provider's prompt cache broke and why: in the newest requests, or in that of one reply."""
+        from quire.ledger.cache_history import load_cache_report
+
+        return await load_cache_report(
+            self.engine.store,
+            self.id,
+            branch=self.branch,
+            reply=reply_seq,
+            compute_cost=self.engine.config.compute_cost,
+        )
 
     async def why(self, item: int | str, *, reply_seq: int) -> Decision:
         """The decision that included or excluded a message (by `seq`) or an item (by name) in that request."""

@@ -12,7 +12,7 @@ from quire.concurrency.worker_threads import run_sized
 from quire.errors import BlobNotFound, IntegrityViolation, QuireError
 from quire.model import Decision, Entry, Manifest, Slot, Span, ToolDefinition
 from quire.model.entry_bodies import Compaction
-from quire.model.manifest import PROVIDER_REASONS
+from quire.model.manifest import PROVIDER_REASONS, ForwardedRequest
 from quire.store import SqlStore
 from quire.view.batches import MessageBatch, group_batches, narrow_batch, repair_tool_calls
 from quire.view.counted_input import build_block_text, build_summary_text, join_system_texts
@@ -99,12 +99,18 @@ async def load_sent_body(store: SqlStore, manifest: Manifest, reply_seq: int) ->
     if manifest.forwarded is None:
         return None
     body = await store.get_request_body(manifest.conversation, reply_seq, branch=manifest.branch)
-    if body is not None and sha256(body).hexdigest() != manifest.forwarded.digest:
+    if body is not None:
+        check_sent_body(body, manifest.forwarded, reply_seq)
+    return body
+
+
+def check_sent_body(body: bytes, forwarded: ForwardedRequest, reply_seq: int) -> None:
+    """Raises `IntegrityViolation` if the stored bytes are not the ones that were sent."""
+    if sha256(body).hexdigest() != forwarded.digest:
         raise IntegrityViolation(
             f"The stored body of the request that #{reply_seq} answered is not the one that was sent; "
             "run `quire conversation verify`."
         )
-    return body
 
 
 async def replay(store: SqlStore, manifest: Manifest, *, load_blob: BlobLoader | None = None) -> Replay:

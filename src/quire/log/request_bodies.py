@@ -97,6 +97,13 @@ def get_body(connection: Connection, tenant: str, branch: Branch, seq: int) -> b
     return None if owner is None else BodyReader(connection, tenant, branch.conversation).read((owner, seq))
 
 
+def get_bodies(connection: Connection, tenant: str, branch: Branch, seqs: Sequence[int]) -> dict[int, bytes]:
+    """The stored bodies of the requests that these entries answered. Consecutive ones are decoded together."""
+    reader = BodyReader(connection, tenant, branch.conversation)
+    keys = [(owner, seq) for seq in seqs if (owner := branch.find_owner(seq)) is not None]
+    return {key[1]: body for key in keys if (body := reader.read(key)) is not None}
+
+
 def list_conversations(connection: Connection, tenant: str) -> Sequence[str]:
     """Conversations that have bodies."""
     query = select(request_bodies.c.conversation).where(request_bodies.c.tenant == tenant).distinct()

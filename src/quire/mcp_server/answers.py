@@ -160,6 +160,18 @@ class ExplainedItem(BaseModel):
     tokens: int
 
 
+class ExplainedCacheBreak(BaseModel):
+    """Why the provider's prompt cache did not serve what the request before had put there."""
+
+    kind: str
+    detail: str
+    place: str | None = Field(default=None, description="First difference from the request before.")
+    before: str | None = None
+    after: str | None = None
+    tokens: int | None = Field(default=None, description="Tokens that were processed again.")
+    cost_usd: float | None = Field(default=None, description="What they cost more than if they had been read.")
+
+
 class ExplainAnswer(ToolAnswer):
     conversation: str
     branch: int | None = None
@@ -172,12 +184,16 @@ class ExplainAnswer(ToolAnswer):
     included: list[ExplainedItem]
     left_out: list[ExplainedItem]
     omitted: int | None = Field(default=None, description="Further rows that exceed the size of an answer.")
+    cache_break: ExplainedCacheBreak | None = Field(
+        default=None, description="Why the prompt cache broke; absent if it served the request."
+    )
 
     def render(self) -> str:
         slots = ", ".join(f"{each.slot} {each.used:,} of {each.budget:,}" for each in self.slots)
         lines = [
             f"Request of reply #{self.reply} to {self.model}: {self.tokens:,} of {self.max_input_tokens:,} tokens",
             f"Slots: {slots}",
+            *([_render_cache_break(self.cache_break)] if self.cache_break is not None else ()),
             *(f"+ {_render_item(each)}" for each in self.included),
             *(f"- {_render_item(each)}" for each in self.left_out),
         ]
@@ -271,6 +287,14 @@ def _render_memory(memory: MemoryHit) -> str:
 
 def _render_item(item: ExplainedItem) -> str:
     return f"{item.kind} {item.item} ({item.slot}): {item.reason}, {item.tokens:,} tokens"
+
+
+def _render_cache_break(found: ExplainedCacheBreak) -> str:
+    tokens = f"{found.tokens:,} tokens processed again" if found.tokens is not None else "tokens not known"
+    price = f" (${found.cost_usd:.4f})" if found.cost_usd is not None else ""
+    texts = f": {json.dumps(found.before)} became {json.dumps(found.after)}" if found.before or found.after else ""
+    place = f" at {found.place}" if found.place is not None else ""
+    return f"Prompt cache broke: {found.kind}{place}, {found.detail}, {tokens}{price}{texts}"
 
 
 def _join(*facts: str | None) -> str:

@@ -116,7 +116,8 @@ class HistoryListCall(HistoryToolArguments):
 
 
 class ContextExplainCall(HistoryToolArguments):
-    """Explain a recorded model request: what was in its context, what was left out and why, and tokens by slot."""
+    """Explain a recorded model request: what was in its context, what was left out and why, tokens by slot, and why
+    the prompt cache broke there."""
 
     tool_name = "context_explain"
     conversation: ConversationId

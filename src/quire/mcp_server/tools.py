@@ -8,6 +8,7 @@ from quire.engine import Conversation
 from quire.engine.memory_writer import write_cited_memory
 from quire.engine.search import MessageFilter, search_memories, search_messages
 from quire.errors import EntryNotFound, InsufficientScope, InvalidRequest, MemoryNotFound, RequestNotFound
+from quire.ledger.cache_history import load_cache_report
 from quire.log.types import Branch, Citation, ConversationOrigin, Memory
 from quire.mcp_server.access import HistoryAccess, branch_or_none, format_time
 from quire.mcp_server.answers import (
@@ -16,6 +17,7 @@ from quire.mcp_server.answers import (
     MAX_SEARCH_TOKENS,
     ContextAnswer,
     ExplainAnswer,
+    ExplainedCacheBreak,
     ExplainedItem,
     HistoryHit,
     LargeMessage,
@@ -344,6 +346,20 @@ async def explain_request(access: HistoryAccess, conversation: str, reply: int |
         manifest = await store.get_manifest(conversation, reply, branch=branch)
     # What was left out first: a client sees what was in, but not what was missing.
     rows = [*manifest.excluded, *manifest.included]
+    compute_cost = access.engine.config.compute_cost
+    report = await load_cache_report(store, conversation, branch=branch, reply=reply, compute_cost=compute_cost)
+    cache_break = None
+    if report.breaks:
+        found, cause = report.breaks[0], report.breaks[0].cause
+        cache_break = ExplainedCacheBreak(
+            kind=cause.kind,
+            detail=access.to_label(cause.detail) or "",
+            place=cause.place,
+            before=access.to_label(cause.before),
+            after=access.to_label(cause.after),
+            tokens=found.tokens,
+            cost_usd=found.cost_usd,
+        )
 
     def build(taken: Sequence[ExplainedItem]) -> ExplainAnswer:
         excluded = min(len(taken), len(manifest.excluded))
@@ -359,6 +375,7 @@ async def explain_request(access: HistoryAccess, conversation: str, reply: int |
             included=list(taken[excluded:]),
             left_out=list(taken[:excluded]),
             omitted=len(rows) - len(taken) or None,
+            cache_break=cache_break,
         )
 
     def build_answer() -> ExplainAnswer:

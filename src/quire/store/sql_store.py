@@ -5,7 +5,7 @@ keys, spending, usage, leases and the index are in its parts.
 """
 
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import wraps
 
@@ -39,7 +39,7 @@ from quire.index.passages import Passages
 from quire.log import blobs, conversations, history_match, ledger, reads
 from quire.log.conversations import with_branch
 from quire.log.imports import Imports
-from quire.log.request_bodies import get_body, list_body_rows
+from quire.log.request_bodies import get_bodies, get_body, list_body_rows
 from quire.log.titles import fill_titles
 from quire.log.transcripts import Transcripts
 from quire.log.types import MAIN_BRANCH, ConversationRecord, ReplyRecord, Window
@@ -281,6 +281,12 @@ class SqlStore(StorePart):
     async def get_request_body(self, conversation: str, seq: int, *, branch: int = MAIN_BRANCH) -> bytes | None:
         """The body of the request that entry `seq` answered, as the gateway sent it; None if it is not stored."""
         return await self.run(read, with_branch(get_body), conversation, branch, seq)
+
+    async def get_request_bodies(
+        self, conversation: str, seqs: Sequence[int], *, branch: int = MAIN_BRANCH
+    ) -> dict[int, bytes]:
+        """The stored bodies of the requests that these entries answered, by number."""
+        return await self.run(read_bulk, with_branch(get_bodies), conversation, branch, seqs)
 
     async def list_manifests(
         self, conversation: str, *, branch: int = MAIN_BRANCH, limit: int | None = None, last: int | None = None

@@ -319,6 +319,10 @@ class Codec(ABC):
     """Whether a request that continues a recorded reply has the instructions and tools of that reply's request."""
     count_path: ClassVar[str | None] = None
     """Path of an upstream that counts the tokens of a request, if the format has one."""
+    prefix_fields: ClassVar[tuple[str, ...]] = ("tools",)
+    """Fields that a provider's prompt cache reads before the list of messages."""
+    prefix_parameters: ClassVar[tuple[str, ...]] = ()
+    """Parameters whose change may leave the cached messages unused, such as `thinking.type`."""
 
     # The client's side.
 

@@ -11,7 +11,13 @@ from quire.ledger import load_sent_body, load_timeline
 from quire.ledger.timeline import MAX_TIMELINE_ROWS
 from quire.log import MAIN_BRANCH
 from quire.model import Decision, Manifest
-from quire.schemas.context import ClientCompactionSchema, ReplaySchema, RequestDiffSchema, RequestSummarySchema
+from quire.schemas.context import (
+    CacheReportSchema,
+    ClientCompactionSchema,
+    ReplaySchema,
+    RequestDiffSchema,
+    RequestSummarySchema,
+)
 from quire.schemas.timeline import TimelineSchema
 from quire.server.dependencies import BranchQuery, ConversationId, EntrySeq, PageLimit, ReadEngine, load_conversation
 
@@ -75,6 +81,14 @@ async def list_client_compactions(engine: ReadEngine, conversation: Conversation
     """Lists the compactions that an agent made in the conversation's session, and what its summaries leave out."""
     found = await find_client_compactions(engine.store, await engine.store.get_conversation(conversation))
     return ClientCompactionListSchema(items=[ClientCompactionSchema.from_compaction(each) for each in found])
+
+
+@router.get("/api/conversations/{conversation}/cache-breaks")
+async def list_cache_breaks(
+    engine: ReadEngine, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
+) -> CacheReportSchema:
+    """Lists the requests of which the provider's prompt cache served less than it could have, and why."""
+    return CacheReportSchema.from_report(await (await load_conversation(engine, conversation, branch)).cache_breaks())
 
 
 @router.get(REQUESTS_PATH + "/{seq}")

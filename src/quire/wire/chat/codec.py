@@ -115,6 +115,7 @@ class ChatCodec(Codec):
     media_types: ClassVar[tuple[str, ...]] = ("image_url", "file")
     has_author_names: ClassVar[bool] = True
     default_overflow: ClassVar[Literal["fit", "refuse"]] = "fit"
+    prefix_parameters: ClassVar[tuple[str, ...]] = ("reasoning_effort", "response_format", "prompt_cache_key")
 
     def parse_request(self, raw: bytes, body: dict[str, Any]) -> ClientRequest:
         raw_messages: object = body.get("messages")

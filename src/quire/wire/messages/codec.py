@@ -99,6 +99,10 @@ class MessagesCodec(Codec):
     requires_reply_limit: ClassVar[bool] = True
     carries_envelope: ClassVar[bool] = True
     count_path: ClassVar[str | None] = "messages/count_tokens"
+    prefix_fields: ClassVar[tuple[str, ...]] = ("tools", "system")
+    prefix_parameters: ClassVar[tuple[str, ...]] = (
+        "tool_choice", "thinking.type", "thinking.budget_tokens", "output_config.effort", "speed",
+    )  # fmt: skip
 
     def parse_request(self, raw: bytes, body: dict[str, Any]) -> ClientRequest:
         system = body.get("system")

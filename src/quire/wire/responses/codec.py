@@ -79,6 +79,8 @@ class ResponsesCodec(Codec):
     thinking_types: ClassVar[tuple[str, ...]] = ("reasoning",)
     item_field: ClassVar[str] = "input"
     count_path: ClassVar[str | None] = "responses/input_tokens"
+    prefix_fields: ClassVar[tuple[str, ...]] = ("tools", "instructions")
+    prefix_parameters: ClassVar[tuple[str, ...]] = ("reasoning.effort", "text.format", "prompt_cache_key")
 
     def parse_request(self, raw: bytes, body: dict[str, Any]) -> ClientRequest:
         _, history = _split_history(body)
