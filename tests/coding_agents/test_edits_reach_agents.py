@@ -124,17 +124,17 @@ async def test_drops_reach_claude_code_and_come_back(
 async def test_drops_reach_codex_in_the_middle_of_a_session(
     store: SqlStore, provider: ScriptedProvider, make_codex: Callable[..., Codex]
 ):
-    provider.script = call_tools("shell_command", lambda n: {"command": f"seq {n} {n + 400}"}, CALLS_PER_TURN)
+    provider.script = call_tools("exec_command", lambda n: {"cmd": f"seq {n} {n + 400}"}, CALLS_PER_TURN)
     upstreams: Any = {"*": {"base_url": provider.openai_url, "speaks": ["responses"]}}
     async with run_gateway(store, provider.openai_url, upstreams=upstreams, context_limit=1_000_000) as harness:
         codex = make_codex(**get_address(harness), context_window_tokens=1_000_000)
         run = await codex.run("Read on.")
         assert run.exit_code == 0, run.stderr
-        print([request.tool_names for request in provider.requests][:2])
         records = await store.list_conversations()
         [main] = [each for each in records if each.origin is not None and each.origin.purpose is None]
         results = [entry for entry in await store.read_range(main.id, kinds=["message"]) if entry.role == "tool"]
         dropped = [entry.seq for entry in results[:DROPPED_RESULTS]]
+        assert dropped
         for seq in dropped:
             await harness.http.post(f"/api/conversations/{main.id}/drops", json={"seq": seq, "now": True})
         run = await codex.run("Read on.", resume=run.session_id)
@@ -151,13 +151,14 @@ def call_and_summarize(script: Any) -> Any:
 
     def choose(request: ProviderRequest) -> ScriptedReply:
         if "Respond with TEXT ONLY" in str(request.items[-1]) or "CONTEXT CHECKPOINT" in str(request.items[-1]):
-            return ScriptedReply(f"<analysis>I think.</analysis>\n<summary>\n{SUMMARY}\n</summary>")
+            return ScriptedReply(SUMMARY_REPLY)
         return script(request)
 
     return choose
 
 
 SUMMARY = "1. Primary Request: the user reads numbers.\n2. Files: none.\n3. Next: read on, as the user says each time."
+SUMMARY_REPLY = f"<analysis>I think.</analysis>\n<summary>\n{SUMMARY}\n</summary>"
 
 
 async def test_an_undone_compaction_is_restored_in_claude_code(

@@ -58,6 +58,8 @@ class ScriptedReply:
     """In place of thinking, text and calls: choices of chat, blocks of messages, or items of responses."""
     fields: Json = field(default_factory=dict[str, Any])
     """Further fields of the response, such as `stop_reason`. Those of `usage` are added to the counts."""
+    compaction: str = ""
+    """Sealed content of a compaction item, which exists only in the Responses format."""
     applied_edits: tuple[Json, ...] = ()
     """What a provider of Anthropic's format reports to have cleared on its side."""
     error: ScriptedError | None = None

@@ -85,6 +85,8 @@ def _list_items(reply: ScriptedReply, context: ReplyContext) -> Iterator[Json]:
         part = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}
         head = {"id": context.make_id("msg_"), "type": "message", "role": "assistant"}
         yield head | {"status": "completed", "content": [part]}
+    if reply.compaction:
+        yield {"id": context.make_id("cmp_"), "type": "compaction", "encrypted_content": reply.compaction}
     for index, call in enumerate(reply.calls):
         yield _make_call_item(call, index, context)
 
@@ -122,6 +124,8 @@ def _open_item(item: Json) -> tuple[Json, list[Json]]:
                 {"type": "response.reasoning_summary_part.done", **place, "part": part},
             ]
             return item | {"summary": [], "encrypted_content": None}, events
+        case "compaction":
+            return item, []
         case "custom_tool_call":
             text = item["input"]
             delta = {"type": "response.custom_tool_call_input.delta", "delta": text}

@@ -231,3 +231,34 @@ def test_a_restored_list_replaces_the_summary(wire: str) -> None:
         assert sent == [*kept, *covered, *items[1:]]
         longer = [*items, *make_answer(wire, "done", "")]
         assert edit_list(longer, epoch, LogTexts(restored=covered), editor).apply(longer)[: len(sent)] == sent
+
+
+def test_a_restored_question_is_not_sent_twice_and_instructions_stay() -> None:
+    """Codex keeps the user's messages, with their IDs, and its instructions before the summary."""
+    editor = EDITORS["responses"]
+    rules: Item = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]}
+    first, second = (make_question("responses", text)[0] for text in ("first", "second"))
+    covered = [second, *make_calls("responses", ["call_1"], ""), *make_results("responses", ["call_1"], 10)]
+    tail = [*make_answer("responses", "tail", ""), *make_question("responses", "go on")]
+    sealed: Item = {"type": "compaction", "encrypted_content": "x"}
+    for compacted in (*make_question("responses", "Summary: something"), sealed):
+        items = [first, rules, second, compacted, *tail]
+        anchor = editor.make_anchor(items, 3)
+        for is_partial, expected in (
+            (True, [first, rules, compacted, *covered, *tail]),
+            (None, [rules, *covered, *tail]),
+        ):
+            summary = EditedSummary(item=anchor, restored=Span(first=2, last=4), is_partial=is_partial)
+            epoch = plan_epoch(items, None, RequestedEdits(summary=summary), editor, may_break=True)
+            assert epoch is not None
+            assert edit_list(items, epoch, LogTexts(restored=covered), editor).apply(items) == expected
+
+
+def test_another_summary_takes_the_place_of_a_sealed_one() -> None:
+    editor = EDITORS["responses"]
+    items: list[Item] = [{"type": "compaction", "encrypted_content": "x"}, *make_question("responses", "go on")]
+    summary = EditedSummary(item=editor.make_anchor(items, 0), compaction=7)
+    epoch = plan_epoch(items, None, RequestedEdits(summary=summary), editor, may_break=True)
+    assert epoch is not None
+    sent = edit_list(items, epoch, LogTexts(summary="The port is 8123."), editor).apply(items)
+    assert sent == [*make_question("responses", "The port is 8123."), items[1]]

@@ -2,17 +2,20 @@
 
 An agent has the model summarize its list, and then begins a new list with that summary. So a list whose start is not
 stored, and in which a message contains the text of a reply that the log has from this session, continues the
-conversation that the summary covers. No wording of any agent is needed.
+conversation that the summary covers.
 """
 
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from quire.log import Branch, ConversationOrigin, ConversationRecord
 from quire.model import Compaction, Entry, Message, Span
+from quire.model.json_values import get_text
 from quire.store import SqlStore
 from quire.wire.client_messages import ClientMessage, ParsedMessage
+from quire.wire.compaction_blocks import find_compaction_block
 
 MIN_SUMMARY_CHARS = 40
 """Shorter replies occur in other messages by chance."""
@@ -24,6 +27,12 @@ MAX_SESSION_BRANCHES = 6
 """Maximum number of branches of each, the most recently used ones."""
 MAX_SEARCHED_COMPACTIONS = 20
 """Newest compactions of a branch that are searched for a summary."""
+SUMMARY_OPENINGS = (
+    "This session is being continued from a previous conversation",
+    "Another language model started to solve this problem",
+)
+"""First words of the messages in which Claude Code and Codex put their summaries. A user may quote a reply, too, but
+not with these words. Where they are missing, messages of the conversation must follow."""
 
 _ANALYSIS = re.compile(r"<analysis>(?:(?!<analysis>).)*?</analysis>", re.DOTALL)
 """From the last beginning before an end: otherwise every beginning would search the rest of the text for an end."""
@@ -33,6 +42,17 @@ _TAG = re.compile(r"</?summary>")
 def normalize_summary(text: str) -> str:
     """The text of a summary as it is found in a later list: without its analysis, tags and runs of white space."""
     return " ".join(_TAG.sub("", _ANALYSIS.sub("", text)).split())
+
+
+def read_sealed(message: Message) -> str | None:
+    """The content of a summary that only the provider can read."""
+    block = find_compaction_block(message)
+    return get_text(block.fields, "encrypted_content") if block is not None else None
+
+
+def read_summary(message: Message) -> str | None:
+    """The text of a reply that is a summary; None if it is sealed."""
+    return None if read_sealed(message) is not None else message.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +65,50 @@ class SummaryReply:
     question: Entry | None
     """The newest message before it: the instruction to summarize."""
 
+    @property
+    def is_side_call(self) -> bool:
+        return self.record.origin is not None and self.record.origin.purpose == "side"
 
-def find_summary(messages: Sequence[ClientMessage], replies: Iterable[SummaryReply]) -> tuple[int, SummaryReply] | None:
-    """The first message that contains one of the replies, and the reply; the newest reply first.
 
-    Agents put the summary into a message of the user. Where it is a reply again, it follows the first message.
+class FoundSummary(NamedTuple):
+    """The place of the message with a summary, and the reply that wrote it."""
+
+    place: int
+    reply: SummaryReply
+    is_certain: bool
+    """Whether no user can have quoted the reply there. If not, stored messages must follow the summary."""
+
+
+def find_summary(messages: Sequence[ClientMessage], replies: Iterable[SummaryReply]) -> FoundSummary | None:
+    """The first message that contains one of the replies; the newest reply first.
+
+    Agents put the summary into a message of the user. Where it is a reply again, behind the first message, it was
+    written in a call of its own, apart from the conversation.
     """
+    sealed = {
+        content: index for index, each in enumerate(messages) if (content := read_sealed(each.message)) is not None
+    }
     texts = {
         index: normalize_summary(text)
         for index, each in enumerate(messages)
         if (each.role == "user" or (each.role == "assistant" and index == 1))
         and MIN_SUMMARY_CHARS <= len(text := each.message.text) <= MAX_SUMMARY_CHARS
     }
-    own_replies = {normalize_summary(each.message.text) for each in messages[2:] if each.role == "assistant"}
+    own_replies = {normalize_summary(each.message.text) for each in messages[1:] if each.role == "assistant"}
     for reply in replies:
+        if (index := sealed.get(read_sealed(reply.reply.message) or "")) is not None:
+            return FoundSummary(index, reply, is_certain=True)
         summary = normalize_summary(reply.reply.message.text)
-        if len(summary) < MIN_SUMMARY_CHARS or summary in own_replies:
+        if len(summary) < MIN_SUMMARY_CHARS:
+            continue
+        if reply.is_side_call and summary == texts.get(1) and messages[1].role == "assistant":
+            return FoundSummary(1, reply, is_certain=True)
+        if summary in own_replies:
             # A reply that the list has as such was no summary: the user quoted it.
             continue
-        found = next((index for index, text in texts.items() if summary in text), None)
-        if found is not None:
-            return found, reply
+        places = (index for index, text in texts.items() if messages[index].role == "user" and summary in text)
+        if (index := next(places, None)) is not None:
+            return FoundSummary(index, reply, texts[index].startswith(SUMMARY_OPENINGS))
     return None
 
 
@@ -113,9 +156,11 @@ async def find_recorded(store: SqlStore, branch: Branch, found: SummaryReply) ->
     entries = await store.read_tail(
         branch.conversation, MAX_SEARCHED_COMPACTIONS, branch=branch.number, kinds=["compaction"]
     )
-    summary = found.reply.message.text
+    summary = read_summary(found.reply.message)
+    # Two summaries may have the same text, so a compaction from before the reply is another one.
+    later = [entry for entry in entries if entry.created_at >= found.reply.created_at]
     return next(
-        (entry for entry in entries if isinstance(entry.body, Compaction) and entry.body.summary == summary), None
+        (entry for entry in later if isinstance(entry.body, Compaction) and entry.body.summary == summary), None
     )
 
 
@@ -126,10 +171,10 @@ async def record_announced(store: SqlStore, origin: ConversationOrigin, summary:
     """
     replies = await load_summary_replies(store, origin)
     found = find_summary([ParsedMessage(Message.user(summary))], replies)
-    located = await locate_covered(store, found[1], origin) if found is not None else None
+    located = await locate_covered(store, found.reply, origin) if found is not None else None
     if found is None or located is None:
         return None
-    branch, reply = located[0], found[1]
+    branch, reply = located[0], found.reply
     recorded = await find_recorded(store, branch, reply)
     if recorded is None:
         newest = await store.read_tail(branch.conversation, 1, branch=branch.number, kinds=["message"])
@@ -144,7 +189,7 @@ def build_compaction(branch: Branch, covers_last: int, found: SummaryReply) -> C
     return Compaction(
         number=branch.state.compaction_count + 1,
         covers=Span(first=1, last=covers_last),
-        summary=found.reply.message.text,
+        summary=read_summary(found.reply.message),
         trigger="client",
         strategy="client",
         model=usage.model if usage is not None else None,
@@ -154,8 +199,18 @@ def build_compaction(branch: Branch, covers_last: int, found: SummaryReply) -> C
     )
 
 
-def list_restorable(covered: Sequence[Entry], summary: str | None) -> list[Entry]:
-    """The covered messages without the request for the summary, where that was at the end of the client's own list."""
-    if len(covered) > 1 and covered[-1].role == "assistant" and covered[-1].message.text == summary:
-        return list(covered[:-2])
-    return list(covered)
+def list_restorable(covered: Sequence[Entry]) -> list[Entry]:
+    """The covered messages without requests for summaries, where those were at the end of the client's own list.
+
+    A compaction follows its summary and the request for it.
+    """
+    kept: list[Entry] = []
+    for entry in covered:
+        if entry.kind == "message":
+            kept.append(entry)
+        elif isinstance(entry.body, Compaction) and len(kept) > 1:
+            *_, request, reply = kept
+            is_summary = read_summary(reply.message) == entry.body.summary and not reply.message.tool_calls
+            if reply.role == "assistant" and is_summary and request.role == "user":
+                del kept[-2:]
+    return kept

@@ -6,6 +6,7 @@ the items and results that it edits, never a rule such as "older than ten". Only
 other bytes are the client's.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -51,18 +52,16 @@ def edit_list(
     texts: LogTexts,
     editor: ItemEditor,
     *,
-    first_item: int = 0,
     places: range | None = None,
 ) -> EditedList:
-    """Applies an epoch to a list, or to these places of it. Items before `first_item` are instructions, which no edit
-    changes."""
+    """Applies an epoch to a list, or to these places of it."""
     places = places if places is not None else range(len(items))
     replaced: dict[int, Sequence[WireMessage]] = {}
     restored, dropped = _apply_drops(replaced, items, epoch, texts.restored, editor, places)
     _strip_thinking(replaced, items, epoch, editor, places)
     summary = epoch.summary
     if summary is not None and places.start <= summary.item.index and editor.holds_anchor(items, summary.item):
-        replaced.update(_replace_summary(items, summary, texts, restored, editor, first_item=first_item))
+        replaced.update(_replace_summary(items, summary, texts, restored, editor))
     quoted: set[int] = set()
     for quote in epoch.quotes or ():
         text, index = texts.quotes.get(quote.message), quote.behind.index
@@ -80,18 +79,25 @@ def _replace_summary(
     texts: LogTexts,
     restored: Sequence[WireMessage],
     editor: ItemEditor,
-    *,
-    first_item: int,
 ) -> dict[int, Sequence[WireMessage]]:
-    """What takes the place of the client's summary and of the items before it."""
+    """What takes the place of the client's summary and of the user's messages before it. Instructions stay."""
     index = summary.item.index
     item = item if is_object(item := items[index]) else {}
     other = [editor.replace_text(item, texts.summary)] if summary.compaction is not None and texts.summary else [item]
     bare = [stripped for each in restored if (stripped := editor.strip_thinking(each)) is not None]
+    asked = [at for at, each in enumerate(items[:index]) if is_object(each) and editor.is_question(each)]
     if summary.restored is None or summary.is_partial:
-        return {index: [*other, *bare]}
+        # Clients keep the user's messages before the summary. One that is restored is at its own place again.
+        questions = Counter(editor.join_texts(each) for each in bare if editor.is_question(each))
+        replaced: dict[int, Sequence[WireMessage]] = {index: [*other, *bare]}
+        for at in reversed(asked):
+            text = editor.join_texts(each) if is_object(each := items[at]) else ""
+            if questions[text] > 0:
+                questions[text] -= 1
+                replaced[at] = ()
+        return replaced
     # A purge may have removed all of it.
-    return {**dict.fromkeys(range(first_item, index), ()), index: bare} if bare else {}
+    return {**dict.fromkeys(asked, ()), index: bare} if bare else {}
 
 
 def _apply_drops(

@@ -17,13 +17,13 @@ from quire.model.ids import now
 from quire.model.json_values import get_object
 from quire.model.manifest import FITTED_FORMS
 from quire.model.messages import ThinkingPart
-from quire.proxy.client_compactions import list_restorable
 from quire.proxy.edited_requests import (
     COLD_CACHE_FACTOR,
     MANUAL_COMPACTION,
     STUB_TOKENS,
     choose_newest,
     measure_restorable_tokens,
+    read_restorable,
 )
 from quire.view.call_prices import Cost
 from quire.view.rendered import MessageCounter
@@ -301,21 +301,18 @@ class _Loader:
             return replace(tokens, removed=tokens.removed + removed, recalled=tokens.recalled + added, unchanged=0)
         if compaction.covers is None:
             return tokens
-        covered = list_restorable(
-            await self.conversation.engine.store.read_range(
-                self.conversation.id,
-                branch=self.conversation.branch,
-                first=active.covers.last + 1 if active is not None and active.covers else compaction.covers.first,
-                last=compaction.covers.last,
-                kinds=["message"],
-            ),
-            compaction.summary,
+        first = active.covers.last + 1 if active is not None and active.covers else compaction.covers.first
+        store, name, branch = self.conversation.engine.store, self.conversation.id, self.conversation.branch
+        covered = await read_restorable(
+            store, name, Span(first=first, last=max(first, compaction.covers.last)), branch=branch
         )
         forwarded = self.request.manifest.forwarded
         listed = (forwarded.client_list_tokens or 0) if forwarded is not None else 0
-        room = measure_restorable_tokens(
+        room = await measure_restorable_tokens(
+            store,
             compaction,
             self.request.manifest.policy,
+            place=(name, branch, client_compaction),
             is_manual=MANUAL_COMPACTION in self.request.body,
             list_tokens=listed + self.request.reply_tokens,
         )

@@ -7,6 +7,7 @@ from typing import cast
 
 from quire.concurrency.worker_threads import run_sized
 from quire.engine import Engine
+from quire.errors import EntryNotFound
 from quire.model import (
     ActiveCompaction,
     BranchState,
@@ -31,8 +32,9 @@ from quire.proxy.context_edits import (
     plan_epoch,
     splice_items,
 )
-from quire.proxy.known_messages import count_leading, find_list
+from quire.proxy.known_messages import find_list
 from quire.proxy.recognition import HistoryMatch
+from quire.store import SqlStore
 from quire.view.batches import repair_tool_calls
 from quire.wire import WireMessage
 from quire.wire.client_messages import EditedStart
@@ -47,6 +49,8 @@ STUB_TOKENS = 40
 """Tokens of a stub, approximately."""
 MAX_RESTORED_SHARE = 0.5
 """Share of the room below the client's limit that restored messages take; the rest is for its next messages."""
+MAX_ROUND_ENTRIES = 200
+"""Entries before a compaction among which the reply is that made the client compact."""
 MANUAL_COMPACTION = b"<command-name>/compact"
 """What Claude Code adds to its list after a compaction that the user started."""
 
@@ -112,6 +116,9 @@ class _ListEditor:
         epoch, match = state.epoch, self.match
         pins = _list_lacking_pins(state, match)
         summary = await self._request_summary(state)
+        restored = summary.restored if summary is not None else None
+        # What is restored needs no quotation.
+        pins = [pin for pin in pins if restored is None or pin not in restored]
         if epoch is None or not is_settled(
             self.items, epoch, self._editor, dropped=state.dropped, quotes=pins, summary=summary
         ):
@@ -192,20 +199,18 @@ class _ListEditor:
         return body
 
     def _find_summary_item(self, compaction: Compaction) -> ListAnchor | None:
-        summary = normalize_summary(compaction.summary or "")
+        summary, editor = normalize_summary(compaction.summary or ""), self._editor
         for index, item in enumerate(self.items):
-            if is_object(item) and summary and summary in normalize_summary(self._editor.join_texts(item)):
+            if is_object(item) and (
+                summary in normalize_summary(editor.join_texts(item)) if summary else editor.is_sealed_summary(item)
+            ):
                 return self._editor.make_anchor(self.items, index)
         return None
 
     async def _measure_restored(
         self, item: ListAnchor, compaction: Compaction, active: ActiveCompaction | None
     ) -> EditedSummary | None:
-        """The newest of the covered messages that fit below the client's own limit, so that it does not compact again.
-
-        The client compacts by the tokens that its provider reports. It did so at `tokens_before`, unless the user had
-        it compact.
-        """
+        """The newest of the covered messages that fit below the client's own limit: it must not compact again."""
         if compaction.covers is None:
             return None
         first = active.covers.last + 1 if active is not None and active.covers is not None else compaction.covers.first
@@ -213,10 +218,13 @@ class _ListEditor:
         if self.match.entry_range is not None:
             # What the client has behind its summary is in its list already.
             last = min(last, self.match.entry_range[0] - 1)
-        covered = await self._read_range(Span(first=first, last=max(first, last)), compaction.summary)
-        room = measure_restorable_tokens(
+        covered = await self._read_range(Span(first=first, last=max(first, last)))
+        assert self.match.compaction is not None
+        room = await measure_restorable_tokens(
+            self.engine.store,
             compaction,
             self.engine.policy,
+            place=(self.match.conversation, self.match.branch, self.match.compaction),
             is_manual=MANUAL_COMPACTION in self.client_request.raw,
             list_tokens=sum(self.engine.message_counter.count(each.message) for each in self.client_request.messages),
         )
@@ -231,17 +239,14 @@ class _ListEditor:
             compaction=active.seq if active is not None else None,
         )
 
-    async def _read_range(self, span: Span, summary: str | None) -> list[Entry]:
-        entries = await self.engine.store.read_range(
-            self.match.conversation, branch=self.match.branch, first=span.first, last=span.last, kinds=["message"]
-        )
-        return list_restorable(entries, summary)
+    async def _read_range(self, span: Span) -> list[Entry]:
+        return await read_restorable(self.engine.store, self.match.conversation, span, branch=self.match.branch)
 
     async def _render_restored(self, summary: EditedSummary | None) -> Sequence[WireMessage]:
         """The restored messages as the log renders them: a purged one is not among them."""
         if summary is None or summary.restored is None or self.match.compaction is None:
             return ()
-        entries = await self._read_range(summary.restored, None)
+        entries = await self._read_range(summary.restored)
         await self.engine.runtime.blobs.load(self.engine.store, entries)
         counter = self.engine.message_counter
 
@@ -283,9 +288,8 @@ class _ListEditor:
         self, start: EditedStart, raw: bytes, stop: int, epoch: ContextEpoch, texts: LogTexts
     ) -> tuple[EditedStart, int]:
         """Edits the items after an edited start, up to `stop`; `raw` begins with the list's first item."""
-        first_item = count_leading(self.items, self.client_request.codec.leading_roles or frozenset())
         places = range(start.item_count, stop)
-        edited = edit_list(self.items, epoch, texts, self._editor, first_item=first_item, places=places)
+        edited = edit_list(self.items, epoch, texts, self._editor, places=places)
         content, end = splice_items(raw, start.size, edited, start=start.item_count)
         extended = EditedStart(
             epoch=start.epoch,
@@ -307,23 +311,57 @@ class _ListEditor:
         return now() - replied_at > lifetime * COLD_CACHE_FACTOR * 1_000_000
 
 
-def measure_restorable_tokens(compaction: Compaction, policy: Policy, *, is_manual: bool, list_tokens: int) -> int:
-    """Tokens of covered messages that may come back in addition to a list of this number of tokens."""
-    limit = policy.trigger_tokens if is_manual or not compaction.tokens_before else compaction.tokens_before
+async def read_restorable(store: SqlStore, conversation: str, span: Span, *, branch: int) -> list[Entry]:
+    """The messages of a range that a restore brings back."""
+    # A compaction follows its summary.
+    entries = await store.read_range(
+        conversation, branch=branch, first=span.first, last=span.last + 1, kinds=["message", "compaction"]
+    )
+    return [entry for entry in list_restorable(entries) if entry.seq <= span.last]
+
+
+async def measure_restorable_tokens(
+    store: SqlStore,
+    compaction: Compaction,
+    policy: Policy,
+    *,
+    place: tuple[str, int, int],
+    is_manual: bool,
+    list_tokens: int,
+) -> int:
+    """Tokens of covered messages that may come back in addition to a list of this number of tokens.
+
+    The client compacts by the tokens that its provider reports: those of the newest list before the compaction were too
+    many, unless the user had it compact. Both lists are compared as Quire counts their messages. `place` is the
+    conversation, branch and number of the compaction.
+    """
+    conversation, branch, seq = place
+    entries = await store.read_range(
+        conversation, branch=branch, first=max(1, seq - MAX_ROUND_ENTRIES), last=seq, kinds=["message"]
+    )
+    reply = next((entry.seq for entry in reversed(entries) if entry.role == "assistant"), seq)
+    limit = policy.trigger_tokens
+    try:
+        manifest = await store.get_manifest(conversation, reply, branch=branch)
+    except EntryNotFound:
+        limit = min(limit, compaction.tokens_before or limit)
+    else:
+        limit -= sum(row.tokens for row in manifest.included if row.kind != "message")
+        sent = sum(row.tokens for row in manifest.included if row.kind == "message")
+        sent -= sum(row.tokens - STUB_TOKENS for row in manifest.excluded if row.reason == "dropped")
+        limit = limit if is_manual else min(limit, sent)
     return int(max(0, limit - list_tokens) * MAX_RESTORED_SHARE)
 
 
 def choose_newest(entries: Sequence[Entry], max_tokens: int) -> Sequence[Entry]:
-    """The newest entries within a number of tokens, from a message of the user on, or else from a reply on."""
+    """The newest entries within a number of tokens, from a message of the user or a reply on."""
     tokens, fitting = 0, len(entries)
     while fitting and tokens + (entries[fitting - 1].tokens or 0) <= max_tokens:
         fitting -= 1
         tokens += entries[fitting].tokens or 0
-    for role in ("user", "assistant"):
-        start = next((index for index in range(fitting, len(entries)) if entries[index].role == role), None)
-        if start is not None:
-            return entries[start:]
-    return ()
+    while fitting < len(entries) and entries[fitting].role not in ("user", "assistant"):
+        fitting += 1
+    return entries[fitting:]
 
 
 def _to_target(entry: Entry) -> DropTarget:

@@ -20,7 +20,7 @@ from quire.engine.request import PendingMessage, Request
 from quire.engine.spending import check_spend_cap
 from quire.errors import ContextOverflow, ConversationExists, InvalidRequest, StaleHead
 from quire.log import Blob, ConversationOrigin, ConversationRecord
-from quire.model import Decision, Entry, ForwardedRequest, Message, Span, iter_paths, next_path
+from quire.model import CHAIN_ROOT, Decision, Entry, ForwardedRequest, Message, Span, iter_paths, next_path
 from quire.model.ids import new_id, now
 from quire.model.manifest import FITTED_FORMS, ForwardedForm
 from quire.proxy.edited_requests import EditedRequest, apply_edits
@@ -31,7 +31,7 @@ from quire.proxy.replay_rendering import render_client_message, render_from_log
 from quire.proxy.translation import add_unrecorded_messages, encode_translated, list_dropped
 from quire.view.assembly import Assembly
 from quire.view.layout import RenderedRequest
-from quire.wire.client_messages import ClientMessage, normalize_message
+from quire.wire.client_messages import ClientMessage, compute_client_paths, normalize_message
 from quire.wire.codec import ClientRequest, Codec, encode_body, parse_body
 
 APPEND_BATCH_MESSAGES = 500
@@ -115,8 +115,19 @@ class PreparedRequest:
         """Computes the client's path after the reply; None if the client does not send the whole conversation."""
         if self.match.client_path is None:
             return None
+        if self._joins_reply:
+            *before, last = self.client_request.messages
+            joined = last.message.model_copy(update={"parts": (*last.message.parts, *reply.parts)})
+            path = compute_client_paths(before)[-1] if before else CHAIN_ROOT
+            return next_path(path, normalize_message(joined).canonical_json())
         path = self.recognized.extend_client_path(self.match.client_path)
         return next_path(path, normalize_message(reply).canonical_json())
+
+    @property
+    def _joins_reply(self) -> bool:
+        """Whether the reply is one message with the client's last: a list may end with a compaction item."""
+        messages = self.client_request.messages
+        return self.client_request.codec.joins_replies and bool(messages) and messages[-1].role == "assistant"
 
     def build_next_match(self, reply: Entry, client_path: bytes | None) -> HistoryMatch:
         """Builds the match for the client's next request, which continues after this reply."""
@@ -128,7 +139,7 @@ class PreparedRequest:
             head_seq=reply.seq,
             head_path=reply.path,
             stored_start=self.match.stored_start if self.match.compaction is not None else 0,
-            stored_end=len(self.client_request.messages) + 1,
+            stored_end=len(self.client_request.messages) + (0 if self._joins_reply else 1),
             entry_range=(self._find_list_start(reply), reply.seq),
             compaction=self.match.compaction,
             client_path=client_path,

@@ -340,14 +340,17 @@ async def _recognize_compaction(
     """Finds the conversation that a list continues if it begins with a summary, and records the compaction there."""
     replies = await load_summary_replies(store, origin)
     found = await run_sized(size, find_summary, messages, replies) if replies else None
-    located = await locate_covered(store, found[1], origin) if found is not None else None
+    located = await locate_covered(store, found.reply, origin) if found is not None else None
     if found is None or located is None:
         return None
-    index, reply = found
+    index, reply, is_certain = found
     branch, last = located
     start = end = index + 1
     overlap = await _match_overlap(store, branch, messages[start:], size=size)
     run: list[Entry] = []
+    if overlap is None and not is_certain:
+        # A user who rewinds to the first message may quote a reply in it.
+        return None
     if overlap is not None:
         run, start, end = overlap.run, start + overlap.first, end + overlap.last + 1
         last = min(last, run[0].seq - 1)

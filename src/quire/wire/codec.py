@@ -311,6 +311,8 @@ class Codec(ABC):
     """Field of the body with the list of messages."""
     leading_roles: ClassVar[frozenset[str] | None] = None
     """Roles of items at the start of the list that are instructions; None if the list cannot be parsed in parts."""
+    joins_replies: ClassVar[bool] = False
+    """Whether a reply behind an item of the assistant is one message with it in the next list."""
     item_editor: ClassVar[ItemEditor]
     requires_reply_limit: ClassVar[bool] = False
     """Whether a request must limit the tokens of its reply."""

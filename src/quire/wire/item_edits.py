@@ -39,6 +39,10 @@ class ItemEditor(ABC):
         """Whether something can be quoted behind this item."""
         return self.is_question(item) or any(True for _ in self.list_results(item))
 
+    def is_sealed_summary(self, item: WireMessage) -> bool:
+        """Whether the item is a summary that only the provider can read."""
+        return False
+
     @abstractmethod
     def replace_text(self, item: WireMessage, text: str) -> WireMessage:
         """The item with one text in place of all its texts and media; calls, results and reasoning stay."""

@@ -78,6 +78,7 @@ class ResponsesCodec(Codec):
     media_types: ClassVar[tuple[str, ...]] = ("input_image", "input_file")
     thinking_types: ClassVar[tuple[str, ...]] = ("reasoning",)
     item_field: ClassVar[str] = "input"
+    joins_replies: ClassVar[bool] = True
     count_path: ClassVar[str | None] = "responses/input_tokens"
     prefix_fields: ClassVar[tuple[str, ...]] = ("tools", "instructions")
     prefix_parameters: ClassVar[tuple[str, ...]] = ("reasoning.effort", "text.format", "prompt_cache_key")

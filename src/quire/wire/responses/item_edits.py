@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from quire.model.json_values import get_text
 from quire.wire import WireMessage
+from quire.wire.compaction_blocks import COMPACTION_TYPES
 from quire.wire.item_edits import ItemEditor
 
 _RESULT_TYPES = frozenset({"function_call_output", "custom_tool_call_output"})
@@ -29,7 +30,12 @@ class ResponsesItemEditor(ItemEditor):
     def is_reply(self, item: WireMessage) -> bool:
         return item.get("role") == "assistant" or item.get("type") in ("reasoning", *_CALL_ARGUMENTS)
 
+    def is_sealed_summary(self, item: WireMessage) -> bool:
+        return item.get("type") in COMPACTION_TYPES
+
     def replace_text(self, item: WireMessage, text: str) -> WireMessage:
+        if self.is_sealed_summary(item):
+            return self.quote_behind(item, text)[-1]
         part_type = "output_text" if item.get("role") == "assistant" else "input_text"
         part: WireMessage = {"type": part_type, "text": text}
         return {**item, "content": [part | {"annotations": []} if part_type == "output_text" else part]}
