@@ -104,23 +104,25 @@ class Agent:
             case "claude":
                 kept = self.items[-1:]
                 *before, last = listed[:-1]
-                asked = {**last, "content": [*last["content"], {"type": "text", "text": INSTRUCTION}]}
+                request = {**last, "content": [*last["content"], {"type": "text", "text": INSTRUCTION}]}
                 reply = f"<analysis>\n{write_text(self.rng, 50)}\n</analysis>\n\n<summary>\n{summary}\n</summary>"
-                await self.send([*before, asked], ScriptedReply(reply))
+                await self.send([*before, request], ScriptedReply(reply))
                 self.summary = [{"role": "user", "content": CONTINUED.format(summary.strip())}]
                 self.items = kept if self.rng.random() < 0.7 else []
             case "codex":
                 await self.send(
                     [*listed, *make_question(self.wire, INSTRUCTION)], ScriptedReply(summary), has_tools=False
                 )
-                asked = [item for item in listed if item.get("role") == "user" and "Another language" not in str(item)]
-                self.summary = [*asked, *make_question(self.wire, HANDED_OVER.format(summary))]
+                questions = [
+                    item for item in listed if item.get("role") == "user" and "Another language" not in str(item)
+                ]
+                self.summary = [*questions, *make_question(self.wire, HANDED_OVER.format(summary))]
                 self.items = []
             case "codex-sealed":
                 sealed = f"gAAAA{self.rng.random()}"
                 await self.send([*listed, {"type": "compaction_trigger"}], ScriptedReply(compaction=sealed))
-                asked = [item for item in listed if item.get("role") == "user"]
-                self.summary = [*asked, {"type": "compaction", "id": f"cmp_{sealed}", "encrypted_content": sealed}]
+                questions = [item for item in listed if item.get("role") == "user"]
+                self.summary = [*questions, {"type": "compaction", "id": f"cmp_{sealed}", "encrypted_content": sealed}]
                 self.items = []
             case _:
                 text = "\n".join(f"[{item['role']}]: {item['content']}" for item in listed)

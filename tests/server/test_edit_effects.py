@@ -25,6 +25,7 @@ PATHS = {"messages": "/v1/messages", "responses": "/v1/responses", "chat": "/v1/
 MODELS = {"messages": "claude-sonnet-4-5", "responses": "gpt-4o", "chat": "gpt-4o"}
 SESSION = {"x-claude-code-session-id": "s1"}
 WORDS = ["tide", "quay", "anchor", "ledger", "brass", "window", "copper", "harbour", "seventeen", "lantern", "orbit"]
+OPENING = "This session is being continued from a previous conversation that ran out of context."
 SUMMARY_PROMPT = "Summarize the conversation so far for a new context."
 SUMMARY = "<summary>The user walked the harbour, read twelve logs and wants the list of brass lanterns kept.</summary>"
 
@@ -170,7 +171,7 @@ async def test_an_undo_of_the_agents_compaction_says_what_it_restores(store: Sql
         items = await run_rounds(harness, "messages", 12)
         await send(harness, "messages", [*items, *make_question("messages", SUMMARY_PROMPT)])
         compacted = [
-            *make_question("messages", f"<command-name>/compact</command-name> Continue from: {SUMMARY}"),
+            *make_question("messages", f"{OPENING} {SUMMARY} <command-name>/compact</command-name>"),
             *make_answer("messages", "Understood.", ""),
         ]
         compacted += make_question("messages", "Go on.")

@@ -204,13 +204,13 @@ def list_restorable(covered: Sequence[Entry]) -> list[Entry]:
 
     A compaction follows its summary and the request for it.
     """
-    kept: list[Entry] = []
+    messages: list[Entry] = []
     for entry in covered:
         if entry.kind == "message":
-            kept.append(entry)
-        elif isinstance(entry.body, Compaction) and len(kept) > 1:
-            *_, request, reply = kept
+            messages.append(entry)
+        elif isinstance(entry.body, Compaction) and len(messages) > 1:
+            *_, request, reply = messages
             is_summary = read_summary(reply.message) == entry.body.summary and not reply.message.tool_calls
             if reply.role == "assistant" and is_summary and request.role == "user":
-                del kept[-2:]
-    return kept
+                del messages[-2:]
+    return messages

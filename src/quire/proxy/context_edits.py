@@ -85,19 +85,19 @@ def _replace_summary(
     item = item if is_object(item := items[index]) else {}
     other = [editor.replace_text(item, texts.summary)] if summary.compaction is not None and texts.summary else [item]
     bare = [stripped for each in restored if (stripped := editor.strip_thinking(each)) is not None]
-    asked = [at for at, each in enumerate(items[:index]) if is_object(each) and editor.is_question(each)]
+    question_places = [at for at, each in enumerate(items[:index]) if is_object(each) and editor.is_question(each)]
     if summary.restored is None or summary.is_partial:
         # Clients keep the user's messages before the summary. One that is restored is at its own place again.
         questions = Counter(editor.join_texts(each) for each in bare if editor.is_question(each))
         replaced: dict[int, Sequence[WireMessage]] = {index: [*other, *bare]}
-        for at in reversed(asked):
+        for at in reversed(question_places):
             text = editor.join_texts(each) if is_object(each := items[at]) else ""
             if questions[text] > 0:
                 questions[text] -= 1
                 replaced[at] = ()
         return replaced
     # A purge may have removed all of it.
-    return {**dict.fromkeys(asked, ()), index: bare} if bare else {}
+    return {**dict.fromkeys(question_places, ()), index: bare} if bare else {}
 
 
 def _apply_drops(

@@ -229,7 +229,8 @@ def _expect_summary(request: _NewestRequest, announced: Entry) -> _NewestRequest
         }
     )
     usage = request.usage.model_copy(update={"input_tokens": reported})
-    return request._replace(manifest=expected, usage=usage, reply_tokens=0)
+    # After a compaction within a turn the next request is sent at once: the user started this one.
+    return request._replace(manifest=expected, usage=usage, reply_tokens=0, body=MANUAL_COMPACTION)
 
 
 @dataclass(frozen=True, slots=True)

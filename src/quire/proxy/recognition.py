@@ -348,8 +348,8 @@ async def _recognize_compaction(
     start = end = index + 1
     overlap = await _match_overlap(store, branch, messages[start:], size=size)
     run: list[Entry] = []
-    if overlap is None and not is_certain:
-        # A user who rewinds to the first message may quote a reply in it.
+    if overlap is None and not is_certain and await find_recorded(store, branch, reply) is None:
+        # A user who rewinds to the first message may quote a reply in it. A hook may have announced the compaction.
         return None
     if overlap is not None:
         run, start, end = overlap.run, start + overlap.first, end + overlap.last + 1
