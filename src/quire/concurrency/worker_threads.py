@@ -54,7 +54,7 @@ def set_work_owner(owner: str) -> None:
 class WorkMeter:
     """CPU seconds that owners used of the worker threads of this process.
 
-    A leaky bucket for each owner whose use is asked for: it drains its quota in a minute, and work waits while it holds
+    A leaky bucket for each owner whose use is read: it drains its quota in a minute, and work waits while it holds
     more. Other owners are not measured.
     """
 

@@ -126,7 +126,7 @@ async def _find_last_request(
     record = await store.get_conversation(conversation)
     session = record.origin.session if record.origin is not None else None
     records = await store.list_session(session) if session is not None else []
-    # Side calls have no tools, and so may a chat that goes on; sub-agents and titles have lists of their own.
+    # Side calls have no tools, and so may a chat that continues; sub-agents and titles have lists of their own.
     purposes = {None, "side"}
     others = [each for each in records if each.id != conversation and each.origin and each.origin.purpose in purposes]
     candidates = [
@@ -149,7 +149,7 @@ async def _find_last_request(
 
 
 def _is_continued(other: CachedRequest, request: CachedRequest) -> bool:
-    """Whether a request goes on from another one that is not before it on its branch, and is no return to the past."""
+    """Whether a request continues another one that is not before it on its branch, and is no return to the past."""
     if other.codec is None or other.codec is not request.codec or other.fields is None or request.fields is None:
         return False
     is_compacted = request.summary is not None and request.summary != other.summary

@@ -181,7 +181,7 @@ class ReplyRecord(NamedTuple):
     client_path: bytes | None = None
     """Path of the reply as the client computes it, if the client's copy of the messages differs from the log."""
     start_path: bytes | None = None
-    """Path of a client's list that begins with the reply, where a compaction of the provider stands for all before."""
+    """Path of a client's list that begins with the reply, where a compaction of the provider replaces all before."""
     lease: TurnLease | None = None
     """Lease of the turn, which must still have it."""
     ends_turn: bool = False

@@ -147,7 +147,7 @@ class ForwardedRequest(FrozenModel):
     dropped: tuple[str, ...] = ()
     """Names of the fields, tools and parts of messages that have no place in the upstream's format."""
     provider_edits: tuple[ProviderEdit, ...] = ()
-    """What the provider changed on its side. Decisions name the messages, as far as its documentation tells them."""
+    """What the provider changed on its side. Decisions name the messages, as far as its documentation names them."""
     request_blob: str | None = None
     """Blob with the fields of the client's request that a read of its response repeats."""
 

@@ -374,7 +374,7 @@ def _quote(entry: Entry) -> str:
     """A message of the log as labelled data."""
     message = entry.message
     texts = [message.text, *(part.text for part in message.tool_results)]
-    return label_text("kept", "\n".join(filter(None, texts)), message=f"#{entry.seq}", role=message.role)
+    return label_text("pinned", "\n".join(filter(None, texts)), message=f"#{entry.seq}", role=message.role)
 
 
 def _decide(seq: int, tokens: int, *, included: bool, reason: DecisionReason) -> Decision:

@@ -1,6 +1,6 @@
 """The usage roll-up has calls without a known price, imported costs, and the version of the rules of each branch.
 
-Rows that exist were counted by version 1. The counting job counts their conversations again, beside other work. The
+Rows that exist were counted by version 1. The counting job counts their conversations again, during other work. The
 index of imported items finds replies that the file of another session repeats.
 """
 
