@@ -187,7 +187,7 @@ async def test_facts_that_a_compaction_removed_come_back(
         await ask("/compact", "--continue")
         compacted = (await ask("Go on.", "--continue"))[0]
         assert read_facts(compacted) == [3]
-        assert "<quire:kept" in str(compacted.items)
+        assert "<quire:pinned" in str(compacted.items)
 
         refused = len(upstream.refused)
         answer = await harness.http.delete(f"{base}/compaction")
@@ -195,4 +195,4 @@ async def test_facts_that_a_compaction_removed_come_back(
         restored = (await ask("Go on.", "--continue"))[0]
         assert set(read_facts(restored)) >= set(range(1, FACTS + 1))
         assert len(upstream.refused) == refused
-        assert "<quire:kept" not in str(restored.items)
+        assert "<quire:pinned" not in str(restored.items)
