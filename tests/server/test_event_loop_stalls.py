@@ -58,6 +58,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "context_explain": {"conversation": "c"},
     "memory_search": {"query": "water mill"},
     "memory_write": {"text": "The water mill turns.", "conversation": "c", "number": 4},
+    "context_usage": {"conversation": "c"},
+    "context_drop": {"conversation": "c", "numbers": [4]},
+    "context_restore": {"conversation": "c", "numbers": [4]},
 }
 
 
