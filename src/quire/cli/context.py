@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from quire.engine import Conversation
     from quire.model import Decision, Manifest
     from quire.model.manifest import LearnedRank
+    from quire.schemas.cache_breaks import CacheReportSchema
     from quire.schemas.context import (
         ActiveCompactionSchema,
-        CacheReportSchema,
         ContextItemSchema,
         EditEffectSchema,
         SessionItemsSchema,
@@ -136,7 +136,7 @@ async def timeline(
     """Draw what the model saw, request by request: tokens by slot, compactions, cache and cost."""
     from quire.cli.timeline import draw_timeline
     from quire.cli.timeline_svg import render_svg
-    from quire.ledger import load_timeline
+    from quire.ledger.timeline import load_timeline
     from quire.schemas.timeline import TimelineSchema
 
     async with open_conversation(target) as conversation:
@@ -446,7 +446,7 @@ async def cache(target: CommandTarget) -> Result:
 
     Each of the newest 500 requests is compared with the one before.
     """
-    from quire.schemas.context import BranchCacheSchema, CacheReportSchema
+    from quire.schemas.cache_breaks import BranchCacheSchema, CacheReportSchema
 
     async with open_conversation(target) as conversation:
         report = CacheReportSchema.from_report(await conversation.cache_breaks())

@@ -127,6 +127,9 @@ async def undo(target: CommandTarget) -> Result:
 
 async def load_waiting_edits(conversation: "Conversation") -> "EditEffectSchema | None":
     """Edits that an agent's own list does not have yet."""
+    if not await conversation.engine.store.list_manifests(conversation.id, branch=conversation.branch, limit=1):
+        # Nothing was sent. The imports below take a tenth of a second.
+        return None
     from quire.proxy.edit_effects import load_effect
     from quire.schemas.context import EditEffectSchema
 

@@ -7,12 +7,12 @@ from pydantic import BaseModel, Field
 
 from quire.engine.client_compactions import find_client_compactions
 from quire.errors import EntryNotFound
-from quire.ledger import load_sent_body, load_timeline
-from quire.ledger.timeline import MAX_TIMELINE_ROWS
+from quire.ledger import load_sent_body
+from quire.ledger.timeline import MAX_TIMELINE_ROWS, load_timeline
 from quire.log import MAIN_BRANCH
 from quire.model import Decision, Manifest
+from quire.schemas.cache_breaks import CacheReportSchema
 from quire.schemas.context import (
-    CacheReportSchema,
     ClientCompactionSchema,
     ReplaySchema,
     RequestDiffSchema,
