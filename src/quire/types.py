@@ -11,6 +11,8 @@ from quire.engine.runtime import CompactionHooks
 from quire.engine.search import MessageHit, MessageSearchResult
 from quire.engine.vault_index import IndexProgress
 from quire.ledger import ManifestChange, Replay
+from quire.ledger.cache_breaks import CacheBreak
+from quire.ledger.cache_history import CacheReport
 from quire.llm import Model, Reply
 from quire.llm.embeddings import Embedder
 from quire.llm.protocol import ModelBuilder, ModelChunk, Prompt, TextDelta, ThinkingDelta, ToolCallDelta
@@ -41,6 +43,7 @@ from quire.view.compaction_plan import CompactionPlan
 
 __all__ = [
     "Agent", "Allow", "AllowAlways", "ApprovalDecision", "ApprovalFunction", "ApprovalRule", "Body",
+    "CacheBreak", "CacheReport",
     "CompactionHooks", "CompactionPlan", "CompactionTrigger", "ContextChange", "ContextEpoch", "ContextItem",
     "DocumentReference", "Drop",
     "Embedder", "EntryMetadata", "FunctionTool", "IncludeMode", "IndexProgress", "ManifestChange", "MessageBatch",
