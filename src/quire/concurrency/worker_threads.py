@@ -144,9 +144,8 @@ class _LongJob(Generic[_Result]):
         finally:
             with self._lock:
                 self._thread = None
-                if self._is_stopped:
-                    # An exception that was not raised yet would end the thread after this job.
-                    _raise_in_thread(threading.get_ident(), None)
+            if self._is_stopped:
+                _receive_late_timeout()
 
     def stop(self) -> None:
         with self._lock:
@@ -155,9 +154,20 @@ class _LongJob(Generic[_Result]):
                 _raise_in_thread(self._thread, WorkTimeout)
 
 
-def _raise_in_thread(thread: int, error: type[BaseException] | None) -> None:
-    """Raises an error in a thread before its next step, or with None withdraws one."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error) if error else None)
+def _raise_in_thread(thread: int, error: type[BaseException]) -> None:
+    """Raises an error in a thread before its next step."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
+def _receive_late_timeout() -> None:
+    """Takes an error that was not raised yet, and would end the thread after its job.
+
+    It is raised at one of these jumps. Withdrawing it would leave the interpreter looking for it at every jump, of all
+    threads.
+    """
+    with suppress(WorkTimeout):
+        for _ in range(100):
+            pass
 
 
 def measure_entries(entries: Iterable[Entry]) -> int:
