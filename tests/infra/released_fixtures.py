@@ -47,9 +47,9 @@ async def write_content(url: str) -> str:
             for number in range(12):
                 request = await conversation.prepare(f"How deep is the harbour on day {number}?")
                 await conversation.record(ANSWER * 4, request=request)
+            await conversation.set_priority(2, 9)
             await conversation.compact()
             await conversation.pin(1)
-            await conversation.set_priority(2, 9)
             await conversation.fork(5, name="if the wind holds")
             return await _write_around(engine, secret.seq)
 
