@@ -56,6 +56,7 @@ OUTSIDE = {
     "quire_spend_reservations": "estimated cost of calls in progress, which expires",
     "quire_turn_leases": "names the process that runs a turn, and expires",
     "quire_turn_events": "what event streams of other servers show of a running turn; the log has the result",
+    "quire_stored_bytes": "a sum of sizes for a quota, which `quire db upgrade` clears and the next write counts again",
     "quire_rate_limits": "permits left in this minute, which every use counts again",
     "quire_blobs.uploaded_at": "decides only when an upload that nothing references is deleted",
     "quire_blobs.media_type": "a label; the role cannot update it, and the digest covers the bytes",
