@@ -72,13 +72,8 @@ install-agents:
         && (cd .cache/codex && npm ci --ignore-scripts --no-audit --no-fund) \
         && cp tests/infra/codex/package-lock.json .cache/codex/installed-lock.json )
 
-# Install opencode and Gemini CLI, too: about 500 MB more.
-install-all-agents: install-agents
-    cd .cache/codex && npm install --no-save --no-package-lock --ignore-scripts --no-audit --no-fund \
-        opencode-ai@1.18.33 @google/gemini-cli@0.61.0
-
 # Install the agents and run their tests at full size.
-agents *ARGS: install-all-agents
+agents *ARGS: install-agents
     QUIRE_FULL_SIZE=1 {{ bin }}/pytest tests/coding_agents tests/importers/test_real_agents.py {{ ARGS }}
 
 # Test the adapters with the oldest supported and the newest version of each framework on PyPI; EXTRA==VERSION for others.

@@ -1,7 +1,7 @@
 """Real agents as processes, each with a home of its own, against a server on loopback.
 
-`just install-agents` installs them: Claude Code's binary is in the wheel `claude-agent-sdk`; Codex, opencode and Gemini
-CLI are npm packages.
+`just install-agents` installs Claude Code, whose binary is in the wheel `claude-agent-sdk`, and Codex, an npm package.
+opencode and Gemini CLI are used where `.cache/codex` has them, too.
 """
 
 import asyncio
