@@ -11,6 +11,7 @@ from gateway_fixtures import GatewayHarness, run_gateway
 from infra.scripted_provider import ScriptedProvider, ScriptedReply, play, run_scripted_provider
 from proxy.client_lists import Item, make_answer, make_calls, make_question, make_results
 from quire.model import ContextEpoch, Entry
+from quire.proxy.edited_requests import ListEditor
 from quire.store import SqlStore
 
 PATHS = {"messages": "/v1/messages", "responses": "/v1/responses", "chat": "/v1/chat/completions"}
@@ -188,3 +189,64 @@ def drop_stub(item: Item) -> Item:
         for block in item["content"]
     ]
     return {**item, "content": blocks}
+
+
+SUMMARY = "The user read three long parts of the log, one after the other, and asked to go on."
+SESSION = {"x-claude-code-session-id": "compacted"}
+TOOL: Item = {"name": "Bash", "description": "Run.", "input_schema": {"type": "object"}}
+
+
+async def send_as_agent(harness: GatewayHarness, items: list[Item]) -> None:
+    body = {"model": "claude-sonnet-5-5", "max_tokens": 500, "tools": [TOOL], "messages": items}
+    answer = await harness.http.post(PATHS["messages"], json=body, headers=SESSION)
+    assert answer.status_code == 200, answer.text
+
+
+async def compact_session(harness: GatewayHarness, provider: ScriptedProvider) -> tuple[str, list[Item]]:
+    """A session of which the agent has a summary made, and leaves nothing behind it; its conversation and new list."""
+    items: list[Item] = []
+    for number in range(3):
+        items += make_question("messages", f"Part {number}: " + "é" * 3_000)
+        await send_as_agent(harness, items)
+        items += make_answer("messages", "Noted.", "")
+    [conversation] = await harness.store.list_conversations()
+    await harness.http.post(f"/api/conversations/{conversation.id}/pins", json={"seq": 1})
+    provider.script = play(ScriptedReply(SUMMARY), ScriptedReply("Noted."))
+    await send_as_agent(harness, [*items, *make_question("messages", "Summarize this.")])
+    opening = "This session is being continued from a previous conversation that ran out of context."
+    return conversation.id, make_question("messages", f"{opening}\nSummary:\n{SUMMARY}")
+
+
+async def test_a_pinned_message_comes_back_in_the_first_request_after_a_compaction(store: SqlStore):
+    async with run_agent_gateway(store, "messages") as (harness, provider):
+        _, items = await compact_session(harness, provider)
+        await send_as_agent(harness, items)
+        assert "Part 0: " in provider.requests[-1].raw.decode()
+        assert "Part 1: " not in provider.requests[-1].raw.decode()
+
+
+async def test_a_restored_range_is_read_once(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
+    async with run_agent_gateway(store, "messages") as (harness, provider):
+        conversation, items = await compact_session(harness, provider)
+        # A list is cached from its second reply on, if it is long.
+        items += make_answer("messages", "Noted. " * 3_000, "")
+        for number in range(3):
+            items += make_question("messages", f"<command-name>/compact</command-name> Go on {number}.")
+            await send_as_agent(harness, items)
+            items += make_answer("messages", "Noted.", "")
+        assert (await harness.http.delete(f"/api/conversations/{conversation}/compaction")).status_code == 200
+        reads = 0
+        render = ListEditor.render_restored
+
+        async def count(*arguments: Any) -> Any:
+            nonlocal reads
+            reads += 1
+            return await render(*arguments)
+
+        monkeypatch.setattr(ListEditor, "render_restored", count)
+        for number in range(5):
+            items += make_question("messages", f"And on {number}.")
+            await send_as_agent(harness, items)
+            assert "Part 2: " in provider.requests[-1].raw.decode()
+            items += make_answer("messages", "Noted.", "")
+        assert reads <= 2

@@ -81,7 +81,7 @@ async def apply_edits(
     items: object = client_request.body.get(client_request.codec.item_field)
     if not _has_edits(branch.state, match) or not isinstance(items, list) or not items:
         return unedited
-    return await _ListEditor(client_request, match, engine, cast("list[object]", items), stores_epoch).apply(
+    return await ListEditor(client_request, match, engine, cast("list[object]", items), stores_epoch).apply(
         branch.state
     )
 
@@ -94,14 +94,15 @@ def _has_edits(state: BranchState, match: HistoryMatch) -> bool:
 
 
 def _list_lacking_pins(state: BranchState, match: HistoryMatch) -> list[int]:
-    """Pinned messages that the client's own summary has replaced."""
-    if not match.stored_start or match.entry_range is None:
+    """Pinned messages that the client's own summary has replaced: all, if it has no stored message behind it."""
+    if not match.stored_start:
         return []
-    return [pin for pin in state.pins if pin < match.entry_range[0]]
+    first = match.entry_range[0] if match.entry_range is not None else match.head_seq
+    return [pin for pin in state.pins if pin < first]
 
 
 @dataclass(frozen=True, slots=True)
-class _ListEditor:
+class ListEditor:
     client_request: ClientRequest
     match: HistoryMatch
     engine: Engine
@@ -129,21 +130,24 @@ class _ListEditor:
             epoch = began or epoch
         if epoch is None:
             return EditedRequest(client_request=self.client_request, match=match)
+        start, summary = self._find_edited_start(epoch), epoch.summary
+        # What an earlier request restored is in the edited start.
+        missing = summary if summary is not None and summary.item.index >= start.item_count else None
         quotes = await self._load_messages([each.message for each in epoch.quotes or ()])
         texts = LogTexts(
             quotes={seq: _quote(entry) for seq, entry in quotes.items()},
-            restored=await self._render_restored(epoch.summary),
-            summary=await self._load_summary(epoch.summary),
+            restored=await self.render_restored(missing) if missing is not None else (),
+            summary=await self._load_summary(missing) if missing is not None else None,
         )
-        edited, client_request = await run_sized(self.client_request.work_bytes, self._edit, epoch, texts)
+        edited, client_request = await run_sized(self.client_request.work_bytes, self._edit, epoch, texts, start)
         tokens = {each.message: each.tokens for each in epoch.drops or ()}
         decisions = [_decide(seq, tokens[seq], included=False, reason="dropped") for seq in sorted(edited.dropped)]
         decisions += [
             _decide(seq, quotes[seq].tokens or 0, included=True, reason="pinned") for seq in sorted(edited.quoted)
         ]
-        restored = epoch.summary.restored if epoch.summary is not None else None
-        if epoch.summary is not None and restored is not None and client_request.is_edited:
-            row = _decide(restored.first, epoch.summary.restored_tokens or 0, included=True, reason="restored")
+        restored = summary.restored if summary is not None else None
+        if summary is not None and restored is not None and client_request.is_edited:
+            row = _decide(restored.first, summary.restored_tokens or 0, included=True, reason="restored")
             decisions.append(row.model_copy(update={"span": restored}))
         return EditedRequest(
             client_request=client_request,
@@ -242,9 +246,9 @@ class _ListEditor:
     async def _read_range(self, span: Span) -> list[Entry]:
         return await read_restorable(self.engine.store, self.match.conversation, span, branch=self.match.branch)
 
-    async def _render_restored(self, summary: EditedSummary | None) -> Sequence[WireMessage]:
+    async def render_restored(self, summary: EditedSummary) -> Sequence[WireMessage]:
         """The restored messages as the log renders them: a purged one is not among them."""
-        if summary is None or summary.restored is None or self.match.compaction is None:
+        if summary.restored is None or self.match.compaction is None:
             return ()
         entries = await self._read_range(summary.restored)
         await self.engine.runtime.blobs.load(self.engine.store, entries)
@@ -256,8 +260,8 @@ class _ListEditor:
 
         return await run_sized(sum(len(entry.raw) for entry in entries), render)
 
-    async def _load_summary(self, summary: EditedSummary | None) -> str | None:
-        if summary is None or summary.compaction is None:
+    async def _load_summary(self, summary: EditedSummary) -> str | None:
+        if summary.compaction is None:
             return None
         text = (await self._get_compaction(summary.compaction)).summary
         return label_text("summary", text) if text else None
@@ -268,14 +272,18 @@ class _ListEditor:
         entries = await self.engine.store.get_entries(self.match.conversation, seqs, branch=self.match.branch)
         return {entry.seq: entry for entry in entries if entry.kind == "message"}
 
-    def _edit(self, epoch: ContextEpoch, texts: LogTexts) -> tuple[EditedStart, ClientRequest]:
+    def _find_edited_start(self, epoch: ContextEpoch) -> EditedStart:
+        """The start of the list that an earlier request had, with the same edits; else an empty one."""
+        key = sha256(epoch.canonical_json().encode()).hexdigest()
+        edited = self.client_request.known_start.edited
+        return next((each for each in edited if each.epoch == key), EditedStart(epoch=key))
+
+    def _edit(self, epoch: ContextEpoch, texts: LogTexts, start: EditedStart) -> tuple[EditedStart, ClientRequest]:
         """Edits the list. The known start of it, which the next request repeats, is edited once."""
         request, known = self.client_request, self.client_request.known_start
         position = find_list(request.raw.decode("latin-1"), request.codec.item_field)
         if position is None:
             return EditedStart(), request
-        key = sha256(epoch.canonical_json().encode()).hexdigest()
-        start = next((each for each in known.edited if each.epoch == key), EditedStart(epoch=key))
         if known.size and start.item_count < len(known.items):
             raw = request.raw[position : position + known.size] + b"]"
             start, _ = self._extend(start, raw, len(known.items), epoch, texts)

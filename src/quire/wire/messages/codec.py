@@ -129,7 +129,7 @@ class MessagesCodec(Codec):
         )
 
     def get_cache_seconds(self, raw: bytes) -> int:
-        return 3_600 if b'"ttl":"1h"' in raw else 300
+        return 3_600 if b'"1h"' in raw else 300
 
     def has_unsendable(self, request: ClientRequest) -> bool:
         return UNSIGNED_SIGNATURE.encode() in request.raw
