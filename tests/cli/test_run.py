@@ -87,9 +87,9 @@ class RunHome:
     def database_url(self) -> str:
         return f"sqlite:///{self.folder}/quire.db"
 
-    @property
-    def servers_folder(self) -> Path:
-        return self.folder / "data/quire/servers"
+    def list_server_files(self) -> list[Path]:
+        """Files of running servers; the folder is made by the first that needs it."""
+        return list((self.folder / "data/quire/servers").glob("*"))
 
     def build_environment(self, **variables: str) -> dict[str, str]:
         hidden = ("QUIRE_", "XDG_", "ANTHROPIC_", "OPENAI_", "OPENCODE_", "CLAUDE_")
@@ -193,7 +193,7 @@ async def test_an_agent_is_run_recorded_and_cleaned_up_after(run_home: RunHome, 
     assert completed.stdout == ""
     assert "“Hello from the agent”" in completed.stderr
     assert "quire conversation show" in completed.stderr
-    assert list(run_home.servers_folder.iterdir()) == []
+    assert run_home.list_server_files() == []
     assert {each.name for each in run_home.folder.iterdir()} <= {"bin", "data", "report.json", "quire.db"}
 
 
@@ -221,7 +221,7 @@ async def test_a_running_server_is_used_whatever_its_settings(run_home: RunHome,
         assert (quiet.returncode, quiet.stdout, quiet.stderr) == (3, "", "")
     assert [body["model"] for _, body in run_home.requests][:2] == ["any-model", "other"]
     assert not socket_path.exists()
-    assert list(run_home.servers_folder.iterdir()) == []
+    assert run_home.list_server_files() == []
     assert await run_home.load_keys() == [("quire run claude", True)] * 4
     async with SqlStore.open(other) as store:
         assert len(await store.list_conversations(limit=10)) == 1

@@ -9,13 +9,13 @@ import pytest
 from gateway_fixtures import GatewayHarness, run_gateway
 
 from fake_upstream import UpstreamRequest, run_fake_upstream
+from infra.simulated_cache import SimulatedCache
 from quire.engine import Engine, EngineConfig
 from quire.mcp_server.access import HistoryAccess
 from quire.mcp_server.tools import explain_request
 from quire.model import Draft, Message, Usage
 from quire.settings import Settings
 from quire.store import SqlStore
-from view.simulated_cache import SimulatedCache
 
 MODEL = "claude-sonnet-4-5"
 HOOK = "<system-reminder>\nSessionStart hook additional context: branch {branch}\n</system-reminder>"

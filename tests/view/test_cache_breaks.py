@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from simulated_cache import ClaudeSession, CodexSession, GrowingSession, SimulatedCache
 
 from infra.agent_captures import load_capture
+from infra.simulated_cache import ClaudeSession, CodexSession, GrowingSession, SimulatedCache
 from quire.ledger.cache_breaks import CacheBreak, CachedRequest, find_cache_break
 from quire.model import Usage
 from quire.model.manifest import ProviderEdit
