@@ -287,6 +287,7 @@ WITHOUT_CONVERSATION = {
     "spending.charge",
     "spending.get_cost",
     "get_conversation_cost",
+    "has_purged_content",
     "spending.check",
     "spending.reserve",
     "spending.settle",

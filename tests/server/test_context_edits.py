@@ -225,16 +225,39 @@ async def test_a_pinned_message_comes_back_in_the_first_request_after_a_compacti
         assert "Part 1: " not in provider.requests[-1].raw.decode()
 
 
+async def continue_restored(harness: GatewayHarness, provider: ScriptedProvider) -> tuple[str, list[Item]]:
+    """A session that goes on after its compaction, which is then undone."""
+    conversation, items = await compact_session(harness, provider)
+    # A list is cached from its second reply on, if it is long.
+    items += make_answer("messages", "Noted. " * 3_000, "")
+    for number in range(3):
+        items += make_question("messages", f"<command-name>/compact</command-name> Go on {number}.")
+        await send_as_agent(harness, items)
+        items += make_answer("messages", "Noted.", "")
+    assert (await harness.http.delete(f"/api/conversations/{conversation}/compaction")).status_code == 200
+    return conversation, items
+
+
+async def test_a_purged_message_is_in_no_later_request(store: SqlStore):
+    async with run_agent_gateway(store, "messages") as (harness, provider):
+        conversation, items = await continue_restored(harness, provider)
+        for number in range(3):
+            items += make_question("messages", f"And on {number}.")
+            await send_as_agent(harness, items)
+            assert "Part 2: " in provider.requests[-1].raw.decode()
+            items += make_answer("messages", "Noted.", "")
+        entries = await store.read_range(conversation)
+        part = next(entry for entry in entries if "Part 2: " in entry.raw)
+        await store.purge(conversation, [part.seq])
+        items += make_question("messages", "And now.")
+        await send_as_agent(harness, items)
+        assert "Part 1: " in provider.requests[-1].raw.decode()
+        assert "Part 2: " not in provider.requests[-1].raw.decode()
+
+
 async def test_a_restored_range_is_read_once(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
     async with run_agent_gateway(store, "messages") as (harness, provider):
-        conversation, items = await compact_session(harness, provider)
-        # A list is cached from its second reply on, if it is long.
-        items += make_answer("messages", "Noted. " * 3_000, "")
-        for number in range(3):
-            items += make_question("messages", f"<command-name>/compact</command-name> Go on {number}.")
-            await send_as_agent(harness, items)
-            items += make_answer("messages", "Noted.", "")
-        assert (await harness.http.delete(f"/api/conversations/{conversation}/compaction")).status_code == 200
+        _, items = await continue_restored(harness, provider)
         reads = 0
         render = ListEditor.render_restored
 

@@ -75,11 +75,14 @@ _INSERT_BODY = insert(request_bodies).from_select(
 
 def insert_body(connection: Connection, tenant: str, reply: Entry, body: EncodedBody) -> None:
     """Stores the body of the request that this reply answered, unless content of the conversation was purged."""
-    if is_counting(connection):
-        key = {"tenant": tenant, "conversation": reply.conversation}
-        if not connection.execute(select(_is_purged), key).scalar():
-            count_bytes(connection, len(body.delta))
+    if is_counting(connection) and not has_purged_content(connection, tenant, reply.conversation):
+        count_bytes(connection, len(body.delta))
     execute(connection, _INSERT_BODY, to_row(tenant, reply.conversation, (reply.branch, reply.seq), body))
+
+
+def has_purged_content(connection: Connection, tenant: str, conversation: str) -> bool:
+    """Whether anything of the conversation was purged. One row says so, whatever the length of the conversation."""
+    return bool(connection.execute(select(_is_purged), {"tenant": tenant, "conversation": conversation}).scalar())
 
 
 def delete_bodies(connection: Connection, tenant: str, conversation: str) -> None:

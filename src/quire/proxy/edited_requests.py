@@ -130,7 +130,7 @@ class ListEditor:
             epoch = began or epoch
         if epoch is None:
             return EditedRequest(client_request=self.client_request, match=match)
-        start, summary = self._find_edited_start(epoch), epoch.summary
+        start, summary = await self._find_edited_start(epoch), epoch.summary
         # What an earlier request restored is in the edited start.
         missing = summary if summary is not None and summary.item.index >= start.item_count else None
         quotes = await self._load_messages([each.message for each in epoch.quotes or ()])
@@ -272,11 +272,16 @@ class ListEditor:
         entries = await self.engine.store.get_entries(self.match.conversation, seqs, branch=self.match.branch)
         return {entry.seq: entry for entry in entries if entry.kind == "message"}
 
-    def _find_edited_start(self, epoch: ContextEpoch) -> EditedStart:
-        """The start of the list that an earlier request had, with the same edits; else an empty one."""
+    async def _find_edited_start(self, epoch: ContextEpoch) -> EditedStart:
+        """The start of the list that an earlier request had, with the same edits; else an empty one.
+
+        It has text of the log, so none is used in a conversation of which something was purged.
+        """
         key = sha256(epoch.canonical_json().encode()).hexdigest()
-        edited = self.client_request.known_start.edited
-        return next((each for each in edited if each.epoch == key), EditedStart(epoch=key))
+        edited = next((each for each in self.client_request.known_start.edited if each.epoch == key), None)
+        if edited is None or await self.engine.store.has_purged_content(self.match.conversation):
+            return EditedStart(epoch=key)
+        return edited
 
     def _edit(self, epoch: ContextEpoch, texts: LogTexts, start: EditedStart) -> tuple[EditedStart, ClientRequest]:
         """Edits the list. The known start of it, which the next request repeats, is edited once."""

@@ -39,7 +39,7 @@ from quire.index.passages import Passages
 from quire.log import blobs, conversations, history_match, ledger, reads
 from quire.log.conversations import with_branch
 from quire.log.imports import Imports
-from quire.log.request_bodies import get_bodies, get_body, list_body_rows
+from quire.log.request_bodies import get_bodies, get_body, has_purged_content, list_body_rows
 from quire.log.titles import fill_titles
 from quire.log.transcripts import Transcripts
 from quire.log.types import MAIN_BRANCH, ConversationRecord, ReplyRecord, Window
@@ -176,6 +176,7 @@ class SqlStore(StorePart):
     purge_value = _erase(erase_value)
     find_value = read_bulk(count_value_rows)
     is_purged = read(conversations.is_purged)
+    has_purged_content = read_inline(has_purged_content)
     verify_tenant = read_bulk(integrity.verify_tenant)
     verify_conversation = read_bulk(integrity.verify_conversation)
 
