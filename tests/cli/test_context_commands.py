@@ -10,6 +10,7 @@ import pytest
 from cli_fixtures import GREETING_ID, TIDES_ID, CliHome, invoke_cli, run_json
 
 from quire.cli.context_changes import format_waiting_edits
+from quire.log import ConversationOrigin
 from quire.model import (
     Body,
     ContextChange,
@@ -368,6 +369,17 @@ def test_a_conversation_is_named_by_id_title_or_the_beginning_of_its_id(home: Cl
     assert f"names 2 conversations: {TIDES_ID}, {GREETING_ID}" in ambiguous.stderr
     assert invoke_cli("context", "summary", "Tide").exit_code == 3
     assert invoke_cli("context", "summary", "").exit_code == 3
+
+
+def test_a_conversation_is_named_by_the_session_of_an_agent(home: CliHome):
+    async def record() -> None:
+        async with SqlStore.open(home.url) as store:
+            for purpose in (None, "title"):
+                origin = ConversationOrigin(client="claude-code", session="b7c1", purpose=purpose)
+                await store.create_conversation(purpose or "main", origin=origin)
+
+    asyncio.run(record())
+    assert run_json("context", "summary", "b7c1")["conversation"] == "main"
 
 
 @pytest.mark.parametrize(

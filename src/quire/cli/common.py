@@ -81,7 +81,7 @@ ConversationName = Annotated[
     str | None,
     typer.Argument(
         metavar="[CONVERSATION]",
-        help="The conversation's id, the beginning of it, or its title; default: the most recently used.",
+        help="The conversation's id or its beginning, its title, or an agent's session id; default: the most recent.",
         show_default=False,
         autocompletion=complete_conversation_ids,
     ),
@@ -226,7 +226,7 @@ async def open_conversation(target: CommandTarget, *, servers: bool = False) -> 
 
 
 async def resolve_conversation_id(store: "SqlStore", name: str | None) -> str:
-    """Finds a conversation by id, title or the beginning of its id.
+    """Finds a conversation by id, by the id of an agent's session, by title or by the beginning of its id.
 
     Without a name, it is the most recently used main conversation, never a sub-agent's or a call for a title.
     """
@@ -237,7 +237,8 @@ async def resolve_conversation_id(store: "SqlStore", name: str | None) -> str:
         return recent[0].id
     with suppress(ConversationNotFound):
         return (await store.get_conversation(name)).id
-    found = await find_conversations(store, name)
+    of_session = [each for each in await store.list_session(name) if each.is_main]
+    found = of_session[:1] or await find_conversations(store, name)
     if not found:
         raise ConversationNotFound(f"There is no conversation {name!r}; run `quire conversation list` to see them.")
     if len(found) > 1:

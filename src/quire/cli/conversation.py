@@ -179,7 +179,7 @@ def purge(
         str,
         typer.Argument(
             metavar="CONVERSATION",
-            help="The conversation's id, the beginning of it, or its title.",
+            help="The conversation's id or its beginning, its title, or an agent's session id.",
             autocompletion=complete_conversation_ids,
         ),
     ],
