@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,12 @@ async def test_claude_installs_uses_and_removes_the_plugin(
     assert "parts unknown" in sent
     await call(claude, binary, "plugin", "uninstall", "quire@quire")
     await call(claude, binary, "plugin", "marketplace", "remove", "quire")
-    assert list_files(claude.home / ".claude" / "plugins", naming="quire") == []
+    # Claude Code deletes its copy a week after it marked it as orphaned.
+    plugins = claude.home / ".claude" / "plugins"
+    copy = plugins / "cache" / "quire" / "quire" / "0.1.0"
+    assert (copy / ".orphaned_at").exists()
+    shutil.rmtree(copy)
+    assert list_files(plugins, naming="quire") == []
     assert "quire" not in (claude.home / ".claude" / "settings.json").read_text()
 
 
