@@ -14,6 +14,7 @@ from quire.access.keys import KEY_SCOPES
 from quire.llm import Model
 from quire.model import Message, TextPart, ToolCallPart, ToolDefinition
 from quire.model.agents import Agent, AgentMemory, AgentTool
+from quire.server.lifecycle import make_server_config
 from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel, ScriptStep
 
@@ -144,7 +145,8 @@ class _SignalFreeServer(uvicorn.Server):
 @asynccontextmanager
 async def serve_app(app: FastAPI) -> AsyncIterator[str]:
     """Serves on loopback in this event loop; yields the base URL."""
-    config = uvicorn.Config(app, port=0, lifespan="off", log_config=None, timeout_graceful_shutdown=5)
+    config = make_server_config(app, grace_seconds=5)
+    config.port = 0
     server = _SignalFreeServer(config)
     task = asyncio.create_task(server.serve())
     try:

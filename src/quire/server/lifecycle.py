@@ -60,17 +60,23 @@ _SHUTDOWN_ERROR = {
 SHUTDOWN_EVENT = f"event: {SHUTDOWN_EVENT_NAME}\ndata: {json.dumps({'error': _SHUTDOWN_ERROR})}\n\n".encode()
 
 
-async def run_server(app: FastAPI, sock: socket.socket, *, grace_seconds: float, entry: ASGIApp | None = None) -> None:
-    """Serves until a signal, then shuts down gracefully. Requests go to `entry`, if the application is behind one."""
-    config = uvicorn.Config(
-        entry or app,
+def make_server_config(app: ASGIApp, *, grace_seconds: float) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
         lifespan="off",
+        # An upgrade is a request like any other: the gateway refuses it by a status that Codex knows.
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(grace_seconds) + FORCED_SHUTDOWN_SECONDS,
     )
+
+
+async def run_server(app: FastAPI, sock: socket.socket, *, grace_seconds: float, entry: ASGIApp | None = None) -> None:
+    """Serves until a signal, then shuts down gracefully. Requests go to `entry`, if the application is behind one."""
+    config = make_server_config(entry or app, grace_seconds=grace_seconds)
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
     async with monitor_event_loop(app.state.telemetry.metrics):
         await GracefulServer(config, app, grace_seconds=grace_seconds).serve(sockets=[sock])

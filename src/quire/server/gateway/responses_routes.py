@@ -6,7 +6,7 @@ other keys of the tenant have written.
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from quire.concurrency.worker_threads import run_sized
@@ -29,6 +29,7 @@ from quire.proxy.response_items import (
 )
 from quire.server.auth import Caller
 from quire.server.dependencies import AdminCaller, ChatCaller, ReadCaller, StateDep, engine_for_caller
+from quire.server.problems import problem_response
 from quire.server.sized_responses import respond_sized
 from quire.server.state import ServerState
 from quire.store import SqlStore
@@ -53,6 +54,17 @@ OrderQuery = Annotated[ItemOrder, Query(description="Oldest items first (`asc`),
 ConversationPath = Annotated[str, Path(min_length=1, max_length=210, description="ID of the conversation.")]
 ItemPath = Annotated[str, Path(min_length=1, max_length=200, description="ID of the item.")]
 Items = Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS, description="Items, as in a request's `input`.")]
+
+
+@router.get("/responses", include_in_schema=False)
+async def refuse_websocket(request: Request, caller: ChatCaller) -> Response:
+    """Refuses the WebSocket that Codex tries first. At status 426 it uses HTTP at once, at any other after retries."""
+    if request.headers.get("upgrade", "").lower() != "websocket":
+        return problem_response(
+            405, detail="Send a request by POST.", code="method_not_allowed", headers={"Allow": "POST"}
+        )
+    detail = "The gateway answers by HTTP, not by WebSocket."
+    return problem_response(426, detail=detail, code="upgrade_required", headers={"Upgrade": "HTTP/1.1"})
 
 
 @router.get("/responses/{response_id}", summary="Read a response")
