@@ -185,3 +185,10 @@ async def test_a_session_has_the_cost_and_the_compactions_of_its_conversations(s
     await store.append("main", Draft(body=Compaction(number=1, covers=Span(first=1, last=1), summary="We met. [#1]")))
     line = await format_status_line(store, {"session_id": "s1"})
     assert line == "session $0.42 · today $0.00 · 1 compaction"
+
+
+def test_the_status_line_imports_little():
+    """`socket` alone takes a quarter of the CPU time that a status line may take."""
+    code = "import sys, quire.cli.statusline; print({'socket', 'json', 'typing', 'pathlib', 're'} & set(sys.modules))"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == "set()\n"

@@ -268,17 +268,6 @@ async def test_purged_messages_are_not_imported_again(store: SqlStore):
     assert await read_texts(store, conversation) == ["[purged]", "[purged]", "later"]
 
 
-async def test_a_session_that_the_gateway_recorded_is_not_imported(store: SqlStore):
-    origin = ConversationOrigin(client="list", session="s")
-    await store.create_conversation("live", origin=origin)
-    source = ListSource(SourceConversation("c", [say("a", None)], origin=origin))
-    report = await import_path(store, source, Path())
-    assert (report.messages, report.live_conversations) == (0, 1)
-    other = ListSource(SourceConversation("c", [say("a", None)], origin=ConversationOrigin(client="list", session="t")))
-    assert (await import_path(store, other, Path())).messages == 1
-    assert (await import_path(store, other, Path())).live_conversations == 0
-
-
 async def test_a_dry_run_counts_and_writes_nothing(store: SqlStore):
     source = ListSource(SourceConversation("c", [say("a", None), say("b", "a")]))
     report = await import_path(store, source, Path(), ImportOptions(dry_run=True))

@@ -296,7 +296,7 @@ WITHOUT_CONVERSATION = {
     "import_conversation",
     "imports.append",
     "imports.read_ledgers",
-    "imports.find_live_sessions",
+    "imports.list_sessions",
     "imports.has_imported",
     "transcripts.append",
     "transcripts.load",
@@ -399,8 +399,8 @@ async def test_no_method_reaches_another_tenants_conversation(other_store: SqlSt
     assert await mine.list_conversations() == []
     assert await mine.list_origins() == []
     assert [each.client for each in await other_store.list_origins()] == ["a client"]
-    assert await mine.imports.find_live_sessions("a client", ["a's session"]) == set()
-    assert await other_store.imports.find_live_sessions("a client", ["a's session"]) == {"a's session"}
+    assert await mine.imports.list_sessions("a client", ["a's session"]) == {}
+    assert list(await other_store.imports.list_sessions("a client", ["a's session"])) == ["a's session"]
     await other_store.imports.append([make_import("imported")])
     assert list(await other_store.imports.read_ledgers(["imported"])) == ["imported"]
     assert await mine.imports.read_ledgers(["imported"]) == {}

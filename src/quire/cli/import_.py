@@ -212,8 +212,8 @@ def _draw_report(report: "ImportReportSchema") -> "Iterable[RenderableType]":
     if report.error_count > MAX_PRINTED_ERRORS:
         yield make_text(f"and {pluralize(report.error_count - MAX_PRINTED_ERRORS, 'more item')}; --json lists them.")
     if report.live_conversations:
-        skipped = pluralize(report.live_conversations, "conversation")
-        yield make_text(f"Skipped {skipped} that the gateway recorded.")
+        merged = pluralize(report.live_conversations, "conversation")
+        yield make_text(f"Merged {merged} with what the gateway recorded.")
     verb = "Found" if report.dry_run else "Imported"
     known = f"; {report.known_messages:,} known already" if report.known_messages else ""
     yield make_text(

@@ -5,8 +5,8 @@ message is one JSON object on one line. Where there are no Unix sockets, as in P
 loopback, and both sides prove that they can read the user's file with its token.
 """
 
+import _socket
 import os
-import socket
 import sys
 
 TYPE_CHECKING = False
@@ -21,7 +21,8 @@ MAX_MESSAGE_BYTES = 8_000_000
 """Maximum size of a message; the largest has the environment variables of a run."""
 MAX_SOCKET_PATH_BYTES = 100
 """Operating systems allow about 104 bytes."""
-HAS_UNIX_SOCKETS = hasattr(socket, "AF_UNIX")
+HAS_UNIX_SOCKETS = hasattr(_socket, "AF_UNIX")
+"""Unix sockets are opened by the module below `socket`, which takes 13 ms of CPU time to import."""
 
 
 class Connection:
@@ -77,7 +78,7 @@ def connect_service(path: str | None = None) -> Connection | None:
     path = path or get_socket_path()
     if not HAS_UNIX_SOCKETS:
         return _connect_loopback(path)
-    connection = socket.socket(socket.AF_UNIX)
+    connection = _socket.socket(_socket.AF_UNIX)
     connection.settimeout(CONNECT_SECONDS)
     try:
         # In a folder that others can write to, another user could listen.
@@ -89,7 +90,8 @@ def connect_service(path: str | None = None) -> Connection | None:
         connection.close()
         return None
     connection.settimeout(None)
-    return _wrap(connection)
+    descriptor = connection.detach()
+    return Connection(os.fdopen(descriptor, "rb"), os.fdopen(os.dup(descriptor), "wb"))
 
 
 def ask_service(message: "dict[str, Any]") -> "dict[str, Any] | None":
@@ -103,16 +105,10 @@ def ask_service(message: "dict[str, Any]") -> "dict[str, Any] | None":
         connection.close()
 
 
-def _wrap(connection: socket.socket) -> Connection:
-    streams = connection.makefile("rb"), connection.makefile("wb")
-    # The files keep the connection open.
-    connection.close()
-    return Connection(*streams)
-
-
 def _connect_loopback(path: str) -> Connection | None:
     """Connects by port; only a server that knows the token of the user's file gets the token itself."""
     import json
+    import socket
     from hmac import compare_digest
 
     from quire.server.addresses import generate_token, sign_challenge
@@ -120,7 +116,9 @@ def _connect_loopback(path: str) -> Connection | None:
     try:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123
             service: dict[str, Any] = json.load(file)
-        connection = _wrap(socket.create_connection(("127.0.0.1", service["port"]), timeout=CONNECT_SECONDS))
+        with socket.create_connection(("127.0.0.1", service["port"]), timeout=CONNECT_SECONDS) as opened:
+            # The files keep the connection open.
+            connection = Connection(opened.makefile("rb"), opened.makefile("wb"))
     except (OSError, ValueError, LookupError):
         return None
     challenge = generate_token()

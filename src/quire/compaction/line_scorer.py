@@ -44,7 +44,7 @@ _FILLER_PREFIX = re.compile(
     re.IGNORECASE,
 )
 _PUNCTUATION = ".,;:!?…\"'()[]{}<>*“”‘’"
-_DECISION_WORDS = frozenset([
+DECISION_WORDS = frozenset([
     "decided", "decide", "decision", "decisions", "agreed", "settled", "approved", "rejected", "chose", "chosen",
     "renamed", "replaced", "deadline", "we'll", "we’ll", "instead", "ruled", "prefer", "prefers", "must", "never",
 ])  # fmt: skip
@@ -196,7 +196,7 @@ def _score_word(word: str) -> ScoredWord:
 def _compute_score(word: str) -> ScoredWord:
     bare = word.strip(_PUNCTUATION)
     lower = bare.lower()
-    decision_weight = 2.0 if lower in _DECISION_WORDS else 1.0 if lower in _OBLIGATION_WORDS else 0.0
+    decision_weight = 2.0 if lower in DECISION_WORDS else 1.0 if lower in _OBLIGATION_WORDS else 0.0
     return ScoredWord(
         bare, _value_weight(bare) if bare else 0.0, decision_weight, lower in _REQUEST_WORDS or word.endswith("?")
     )
@@ -211,7 +211,7 @@ def _value_weight(bare: str) -> float:
     if digits:
         return 2.5 if len(bare) > 3 else 0.4
     inner = bare.strip("`")
-    if letters < 2:
+    if letters < 2 or inner == "OK":
         return 0.0
     if inner != bare or any(sign in inner for sign in ("/", "\\", "@", "_", "::", "()", "=", ".")):
         return 2.5
@@ -246,8 +246,10 @@ def _trim_uninformative(sentence: str) -> str:
     clauses = [sentence[start:end] for start, end in pairwise(cuts)]
     informative: list[int] = []
     for index, clause in enumerate(clauses):
-        words = map(_score_word, _WORD.findall(clause))
-        if any(word.weight or word.decision_weight or word.is_request for word in words):
+        found: list[str] = _WORD.findall(clause)
+        words = map(_score_word, found)
+        has_name = any(word[0].isupper() and len(word) > 2 for word in found[1:])
+        if has_name or any(word.weight or word.decision_weight or word.is_request for word in words):
             informative.append(index)
     if not informative:
         return sentence

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pydantic_core import from_json
 
-from quire.compaction.line_scorer import LineScorer, ScoredLine, split_clauses, truncate_middle
+from quire.compaction.line_scorer import DECISION_WORDS, LineScorer, ScoredLine, split_clauses, truncate_middle
 from quire.model import Message, TextPart, ToolCallPart, ToolResultPart
 from quire.model.json_values import is_object
 
@@ -145,10 +145,12 @@ class _KnownWords:
         )
 
     def has_decision(self, clause: str) -> bool:
-        """Whether one line of the texts has most of the longer words."""
+        """Whether one line of the texts has most of the longer words. A bare consent decides nothing."""
         words = _list_words(clause)
+        if words <= DECISION_WORDS:
+            return True
         counts = Counter(number for word in words for number in self._lines.get(word, [])[:MAX_WORD_LINES])
-        return not words or max(counts.values(), default=0) >= MIN_KNOWN_SHARE * len(words)
+        return max(counts.values(), default=0) >= MIN_KNOWN_SHARE * len(words)
 
 
 def _list_words(text: str) -> set[str]:

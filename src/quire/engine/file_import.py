@@ -17,6 +17,7 @@ from quire.concurrency.processes import get_spawn_context
 from quire.concurrency.worker_threads import run_sized
 from quire.db.dialects import sanitize_text
 from quire.engine.message_index import schedule_indexing
+from quire.engine.recorded_session import RecordedSession
 from quire.engine.state import EngineState
 from quire.importers.base import Source, SourceConversation, SourceError
 from quire.importers.items import build_item, measure_item
@@ -67,7 +68,8 @@ class ImportedConversation:
         self.last_at = conversation.created_at
         self.created_at = conversation.created_at
         self.dropped = conversation.dropped
-        self.is_live = False
+        self.recorded: RecordedSession | None = None
+        """What the gateway recorded of it, with which it is merged."""
         self.ledger: ImportLedger | None = None
         """Items that earlier imports wrote; None until it is read."""
         self.positions: dict[str, Position] = {}
@@ -230,9 +232,9 @@ class ImportReport:
     messages: int = 0
     """Messages that were new."""
     known_messages: int = 0
-    """Messages that were imported before."""
+    """Messages that were imported before, or recorded by the gateway."""
     live_conversations: int = 0
-    """Conversations that were skipped because the gateway recorded their session."""
+    """Conversations that were merged with what the gateway recorded of their session."""
     error_count: int = 0
     errors: list[SourceError] = field(default_factory=list[SourceError])
 
@@ -276,15 +278,9 @@ class _BatchWriter:
 
     async def write(self, batch: ReadBatch) -> bool:
         """Writes a batch; returns whether it added messages."""
-        unread = [part.conversation for part in batch.parts if part.conversation.ledger is None]
+        unread = [part for part in batch.parts if part.conversation.ledger is None]
         if unread:
-            ledgers = await self._store.imports.read_ledgers({each.id for each in unread})
-            sessions = {each.origin.session for each in unread if each.origin.session is not None}
-            live = await self._store.imports.find_live_sessions(self._source, sessions) if sessions else set[str]()
-            for each in unread:
-                each.ledger = ledgers.get(each.id, {})
-                each.is_live = each.origin.session in live and not each.ledger
-                self._report.live_conversations += each.is_live
+            await self._read_ledgers(unread)
         new_parts = [BatchPart(part.conversation, self._select_new(part)) for part in batch.parts]
         new_parts = [part for part in new_parts if part.items]
         is_written = bool(new_parts) and not self._options.dry_run
@@ -303,9 +299,42 @@ class _BatchWriter:
             self._report.add_error(error)
         return is_written
 
+    async def _read_ledgers(self, parts: Sequence[BatchPart]) -> None:
+        """Reads what is known of conversations, and finds those that the gateway recorded."""
+        ledgers = await self._store.imports.read_ledgers({part.conversation.id for part in parts})
+        sessions = {part.conversation.origin.session for part in parts}
+        found = await self._store.imports.list_sessions(self._source, [each for each in sessions if each is not None])
+        for conversation, items in parts:
+            if conversation.ledger is not None:
+                continue
+            ledger = ledgers.get(conversation.id)
+            candidates = found.get(conversation.origin.session or "", ())
+            if ledger is None and candidates:
+                conversation.recorded = await self._find_recorded(conversation, candidates, items)
+            if conversation.recorded is not None:
+                self._report.live_conversations += 1
+                conversation.id = conversation.recorded.record.id
+                ledger = (await self._store.imports.read_ledgers({conversation.id})).get(conversation.id)
+            conversation.ledger = ledger or {}
+
+    async def _find_recorded(
+        self, conversation: ImportedConversation, candidates: Sequence[ConversationRecord], items: Sequence[ImportItem]
+    ) -> RecordedSession | None:
+        """The recorded conversation that has the most of its replies. A session has one with its user, and several
+        with sub-agents, so that one of the latter must have a reply."""
+        is_main = conversation.origin.purpose is None
+        sessions = [
+            await RecordedSession.load(self._store, each)
+            for each in candidates
+            if not each.id.startswith(f"{self._source}-")
+            and (each.origin is None or each.origin.purpose is None) == is_main
+        ]
+        best = max(sessions, key=lambda each: each.count_replies(items), default=None)
+        return best if best is not None and (is_main or best.count_replies(items)) else None
+
     def _select_new(self, part: BatchPart) -> list[ImportItem]:
         conversation, items = part
-        if conversation.is_live or conversation.ledger is None:
+        if conversation.ledger is None:
             return []
         new: list[ImportItem] = []
         for item in items:
@@ -315,4 +344,7 @@ class _BatchWriter:
             else:
                 conversation.positions[item.id] = position
                 self._report.known_messages += 1
+        if conversation.recorded is not None:
+            new, recorded_count = conversation.recorded.select_new(new, conversation.positions)
+            self._report.known_messages += recorded_count
         return new

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
-from sqlalchemy import Connection, exists, select
+from sqlalchemy import Connection, select
 
 from quire.db.dialects import insert_rows, insert_tuples, upsert
 from quire.db.notifications import mark_changed
@@ -78,7 +78,7 @@ class ImportBatch(NamedTuple):
     conversation: ConversationRecord
     items: Sequence[ImportItem]
     positions: Mapping[str, Position]
-    """Positions of items that were imported before and may be parents."""
+    """Positions of items that are in the log already and may be parents."""
 
 
 ImportLedger = dict[tuple[str, bytes], Position]
@@ -107,22 +107,23 @@ def read_ledgers(connection: Connection, tenant: str, conversation_ids: Collecti
     return ledgers
 
 
-def find_live_sessions(connection: Connection, tenant: str, client: str, sessions: Collection[str]) -> set[str]:
-    """Those of these sessions of a client with a conversation that was recorded as it happened, not imported."""
-    is_imported = exists().where(
-        imports.c.tenant == conversations_table.c.tenant,
-        imports.c.conversation == conversations_table.c.conversation,
-    )
-    live: set[str] = set()
+def list_sessions(
+    connection: Connection, tenant: str, client: str, sessions: Collection[str]
+) -> dict[str, list[ConversationRecord]]:
+    """The conversations of these sessions of a client, by session, the oldest first; without side calls."""
+    found: dict[str, list[ConversationRecord]] = {}
     for ids in _split(sorted(sessions)):
-        query = select(conversations_table.c.session).where(
+        query = select(conversations_table.c.conversation).where(
             conversations_table.c.tenant == tenant,
             conversations_table.c.client == client,
             conversations_table.c.session.in_(ids),
-            ~is_imported,
+            conversations_table.c.purpose.is_distinct_from("side"),
         )
-        live.update(connection.execute(query).scalars())
-    return live
+        records = conversations.get_conversations(connection, tenant, connection.execute(query).scalars().all())
+        for record in sorted(records.values(), key=lambda each: (each.created_at, each.id)):
+            if record.origin is not None and record.origin.session is not None:
+                found.setdefault(record.origin.session, []).append(record)
+    return found
 
 
 def _split(values: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -354,7 +355,7 @@ class Imports(StorePart):
 
     has_imported = read_inline(has_imported)
     read_ledgers = read_bulk(read_ledgers)
-    find_live_sessions = read(find_live_sessions)
+    list_sessions = read(list_sessions)
 
     async def append(self, batches: Sequence[ImportBatch]) -> list[dict[str, Position]]:
         """Appends the items that are not imported yet, in one transaction; returns the position of each item."""

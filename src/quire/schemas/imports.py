@@ -30,8 +30,8 @@ class ImportErrorSchema(JsonModel):
 class ImportCountsSchema(JsonModel):
     conversations: int = Field(description="Conversations with new messages so far.")
     messages: int = Field(description="New messages so far.")
-    known_messages: int = Field(description="Messages that an earlier import brought.")
-    live_conversations: int = Field(description="Conversations that the gateway recorded, which are skipped.")
+    known_messages: int = Field(description="Messages that an earlier import brought, or the gateway recorded.")
+    live_conversations: int = Field(description="Conversations that were merged with what the gateway recorded.")
     error_count: int = Field(description="Items that could not be read.")
     errors: list[ImportErrorSchema] = Field(description="The first of them.")
 

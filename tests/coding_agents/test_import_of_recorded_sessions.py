@@ -1,0 +1,95 @@
+"""Sessions of the real agents, in part through the gateway and in part without it, whose transcripts are imported."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gateway_fixtures import GatewayHarness, run_gateway
+from gateway_records import get_address
+from test_claude_code import ECHO
+from test_claude_through_gateway import call_once_a_turn, make_upstreams
+
+from importers.transcript_files import import_path, read_texts
+from infra.real_agents import Claude, Codex
+from infra.scripted_provider import ScriptedCall, ScriptedProvider
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.slow
+
+TURN = ["I will greet.", "ahoy", "It said ahoy."]
+
+
+async def import_all(store: SqlStore, source: str, folder: Path) -> tuple[int, int]:
+    """Imports finished transcripts twice; returns the new messages of the first import, and of the second."""
+    for path in folder.rglob("*.jsonl"):
+        os.utime(path, (1, 1))
+    reports = [await import_path(store, source, folder) for _ in range(2)]
+    assert [report.error_count for report in reports] == [0, 0]
+    return reports[0].messages, reports[1].messages
+
+
+async def read_branches(harness: GatewayHarness) -> list[list[str]]:
+    """What was said in each branch of the session's only conversation, without what the agent adds."""
+    await harness.server_state.wait_for_background()
+    [record] = await harness.store.list_conversations()
+    assert await harness.store.verify_conversation(record.id) == []
+    branches: list[list[str]] = []
+    for branch in await harness.store.list_branches(record.id):
+        texts = [text.splitlines() for text in await read_texts(harness.store, record.id, branch=branch.number)]
+        branches.append([lines[-1] for lines in texts if lines[-1] in {*TURN, *QUESTIONS}])
+    return branches
+
+
+QUESTIONS = ("Greet.", "Alone.", "Back.", "Alone again.")
+
+
+async def test_claude_code_with_and_without_the_gateway(
+    store: SqlStore, provider: ScriptedProvider, make_claude: Callable[..., Claude]
+):
+    provider.script = call_once_a_turn(ECHO)
+    upstreams = make_upstreams(provider.openai_url, "messages")
+    async with run_gateway(store, provider.openai_url, upstreams=upstreams, context_limit=200_000) as harness:
+        address = get_address(harness)
+        recorded = make_claude(address["base_url"], key=address["key"])
+        alone = replace(recorded, base_url=provider.url)
+        transcripts = recorded.home / ".claude"
+        await recorded.run("Greet.")
+        assert await import_all(store, "claude-code", transcripts) == (0, 0)
+        await alone.run("Alone.", "--continue")
+        new, again = await import_all(store, "claude-code", transcripts)
+        assert (new, again) == (4, 0)
+        assert await read_branches(harness) == [["Greet.", *TURN, "Alone.", *TURN]]
+        # The gateway sees neither this compaction nor its summary's request.
+        await alone.run("Alone again.", "--continue")
+        await alone.run("/compact", "--continue")
+        await recorded.run("Back.", "--continue")
+        assert await import_all(store, "claude-code", transcripts) == (4, 0)
+        before = ["Greet.", *TURN, "Alone.", *TURN]
+        assert await read_branches(harness) == [[*before, "Back.", *TURN], [*before, "Alone again.", *TURN]]
+        usage = await store.usage.read_conversation((await store.list_conversations())[0].id)
+    # Two calls a turn, each counted once; the summary's call is in no transcript.
+    assert usage.requests == 8
+
+
+async def test_codex_with_and_without_the_gateway(
+    store: SqlStore, provider: ScriptedProvider, make_codex: Callable[..., Codex]
+):
+    provider.script = call_once_a_turn(ScriptedCall("exec_command", {"cmd": "echo ahoy"}))
+    upstreams = make_upstreams(provider.openai_url, "responses")
+    async with run_gateway(store, provider.openai_url, upstreams=upstreams, context_limit=200_000) as harness:
+        address = get_address(harness)
+        recorded = make_codex(address["base_url"], key=address["key"])
+        alone = replace(recorded, base_url=provider.url)
+        session = (await recorded.run("Greet.")).session_id
+        assert await import_all(store, "codex", recorded.home) == (0, 0)
+        await alone.run("Alone.", resume=session)
+        assert await import_all(store, "codex", recorded.home) == (4, 0)
+        await recorded.run("Back.", resume=session)
+        await alone.run("Alone again.", resume=session)
+        assert await import_all(store, "codex", recorded.home) == (4, 0)
+        said = [text for question in ("Greet.", "Alone.", "Back.", "Alone again.") for text in (question, *TURN)]
+        assert await read_branches(harness) == [said]
+        usage = await store.usage.read_conversation((await store.list_conversations())[0].id)
+    assert usage.requests == 8

@@ -1,0 +1,141 @@
+"""A transcript of a session that the gateway recorded: only what the log lacks is imported, at its place."""
+
+from pathlib import Path
+
+import pytest
+
+from importers.test_import_writer import ListSource, say
+from importers.transcript_files import import_path, read_texts
+from quire.engine import file_import
+from quire.engine.file_import import ImportReport
+from quire.importers.base import SourceCompaction, SourceConversation, SourceMessage
+from quire.log import ConversationOrigin
+from quire.model import Compaction, Message, Span, Usage
+from quire.model.messages import TextPart, ToolCallPart
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.every_database
+
+ORIGIN = ConversationOrigin(client="list", session="s")
+REMINDER = "<system-reminder>\nBe brief.\n</system-reminder>\n"
+USAGE = Usage(model="claude-sonnet-5-5", input_tokens=10, output_tokens=2)
+
+
+def answer(id_: str, parent: str, text: str) -> SourceMessage:
+    return say(id_, parent, text, role="assistant", usage=USAGE)
+
+
+def make_call(call_id: str) -> Message:
+    return Message(role="assistant", parts=(ToolCallPart(id=call_id, name="Bash", arguments="{}"),))
+
+
+async def record(store: SqlStore, *messages: Message | Compaction, origin: ConversationOrigin = ORIGIN) -> None:
+    await store.create_conversation("live", origin=origin)
+    if messages:
+        await store.append("live", *messages)
+
+
+async def import_transcript(
+    store: SqlStore, *messages: SourceMessage, origin: ConversationOrigin = ORIGIN
+) -> ImportReport:
+    report = await import_path(store, ListSource(SourceConversation("c", messages, origin=origin)), Path())
+    for each in await store.list_conversations():
+        assert await store.verify_conversation(each.id) == []
+    return report
+
+
+GREETING = (Message(role="user", parts=(TextPart(text=REMINDER), TextPart(text="Greet."))), Message.assistant("Ahoy."))
+"""As a gateway records a turn: what the agent adds is a part of the question."""
+GREETING_ITEMS = (say("a", None, "Greet."), say("r", "a", REMINDER), answer("b", "r", "Ahoy."))
+"""The same turn in the transcript."""
+
+
+async def test_a_recorded_session_does_not_appear_twice(store: SqlStore):
+    await record(store, *GREETING)
+    report = await import_transcript(store, *GREETING_ITEMS)
+    assert (report.messages, report.known_messages, report.live_conversations) == (0, 3, 1)
+    assert [each.id for each in await store.list_conversations()] == ["live"]
+    assert (await store.usage.read_conversation("live")).input_tokens == 0
+
+
+async def test_what_was_said_without_the_gateway_is_added_at_the_end(store: SqlStore):
+    await record(store, *GREETING)
+    alone = (say("c", "b", "Alone."), answer("d", "c", "Still here."))
+    assert (await import_transcript(store, *GREETING_ITEMS, *alone)).messages == 2
+    assert (await import_transcript(store, *GREETING_ITEMS, *alone)).messages == 0
+    more = (say("e", "d", "More."), answer("f", "e", "Sure."))
+    assert (await import_transcript(store, *GREETING_ITEMS, *alone, *more)).messages == 2
+    assert (await read_texts(store, "live"))[1:] == ["Ahoy.", "Alone.", "Still here.", "More.", "Sure."]
+    assert [each.id for each in await store.list_conversations()] == ["live"]
+
+
+async def test_batches_may_end_anywhere(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(file_import, "BATCH_MESSAGES", 1)
+    await record(store, *GREETING)
+    alone = (
+        say("c", "b", "Alone."),
+        answer("d", "c", "Still here."),
+        say("e", "d", "More."),
+        answer("f", "e", "Sure."),
+    )
+    assert (await import_transcript(store, *GREETING_ITEMS, *alone)).messages == 4
+    assert (await read_texts(store, "live"))[1:] == ["Ahoy.", "Alone.", "Still here.", "More.", "Sure."]
+
+
+async def test_a_compaction_at_the_end_of_the_log_begins_no_branch(store: SqlStore):
+    await record(store, *GREETING, Compaction(number=1, covers=Span(first=1, last=2), summary="S", trigger="client"))
+    await import_transcript(store, *GREETING_ITEMS, say("c", "b", "Alone."), answer("d", "c", "Still here."))
+    assert len(await store.list_branches("live")) == 1
+
+
+async def test_what_diverges_is_a_branch(store: SqlStore):
+    await record(store, *GREETING, Message.user("Left."), Message.assistant("Port."))
+    right = (say("c", "b", "Right."), answer("d", "c", "Starboard."))
+    assert (await import_transcript(store, *GREETING_ITEMS, *right)).messages == 2
+    assert (await import_transcript(store, *GREETING_ITEMS, *right)).messages == 0
+    assert (await read_texts(store, "live", branch=1))[1:] == ["Ahoy.", "Right.", "Starboard."]
+    assert (await read_texts(store, "live"))[1:] == ["Ahoy.", "Left.", "Port."]
+
+
+async def test_a_recorded_reply_has_its_input_recorded_too(store: SqlStore):
+    """The agent compacted without the gateway: the log has the summary as a part of the next question."""
+    await record(store, *GREETING, Message.user("Summary: greeted.\n\nBack again."), make_call("toolu_1"))
+    items = (
+        *GREETING_ITEMS,
+        say("c", "b", "Alone."),
+        answer("d", "c", "Still here."),
+        say("s", "d", "Summary: greeted.", compaction=SourceCompaction("Summary: greeted.")),
+        say("e", "s", "Back again."),
+        SourceMessage("f", "e", make_call("toolu_1"), at=1_000, usage=USAGE),
+    )
+    assert (await import_transcript(store, *items)).messages == 2
+    assert (await import_transcript(store, *items)).messages == 0
+    assert (await read_texts(store, "live"))[2:] == ["Summary: greeted.\n\nBack again.", "Bash"]
+    assert (await read_texts(store, "live", branch=1))[2:] == ["Alone.", "Still here."]
+
+
+async def test_a_question_waits_for_its_reply(store: SqlStore):
+    """The gateway records a question with its reply, so a request that is under way is in the transcript alone."""
+    await record(store, *GREETING)
+    question = say("c", "b", "Slow?")
+    assert (await import_transcript(store, *GREETING_ITEMS, question)).messages == 0
+    await store.append("live", Message.user("Slow?"), Message.assistant("Yes."))
+    assert (await import_transcript(store, *GREETING_ITEMS, question, answer("d", "c", "Yes."))).messages == 0
+    assert len(await store.list_branches("live")) == 1
+
+
+async def test_a_sub_agent_is_merged_with_its_own_conversation(store: SqlStore):
+    origin = ORIGIN.model_copy(update={"agent": "x", "purpose": "subagent"})
+    await record(store, *GREETING, origin=origin)
+    await import_transcript(store, say("a", None, "Task."), answer("b", "a", "Done."), origin=origin)
+    assert len(await store.list_conversations()) == 2
+    other = ListSource(SourceConversation("d", GREETING_ITEMS, origin=origin))
+    assert (await import_path(store, other, Path())).messages == 0
+
+
+async def test_a_purged_message_does_not_come_back(store: SqlStore):
+    await record(store, *GREETING)
+    await store.purge("live")
+    later = (say("c", "b", "Later.", at=2**55), answer("d", "c", "Yes.")._replace(at=2**55))
+    assert (await import_transcript(store, *GREETING_ITEMS, *later)).messages == 2
+    assert (await read_texts(store, "live"))[1:] == ["[purged]", "Later.", "Yes."]
