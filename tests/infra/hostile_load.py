@@ -55,6 +55,8 @@ class AttackResult(NamedTuple):
     status: int
     """0 if no response arrived."""
     seconds: float
+    error: str = ""
+    """Why no response arrived, or the beginning of a response with status 500."""
 
 
 def _chat(name: str, *messages: dict[str, Any], model: str = "plain", conversation: str = "", **more: Any) -> Attack:
@@ -241,17 +243,18 @@ class Attacker:
             queue.put_nowait(attack)
 
     async def _send(self, client: httpx2.AsyncClient, attack: Attack) -> AttackResult:
-        started_at, status = time.perf_counter(), 0
+        started_at, status, error = time.perf_counter(), 0, ""
         try:
             async with client.stream(
                 attack.method, attack.path, content=attack.content, headers=attack.headers
             ) as response:
                 status = response.status_code
-                async for _ in response.aiter_raw():
-                    pass
-        except httpx2.HTTPError:
-            pass
-        return AttackResult(attack.name, status, round(time.perf_counter() - started_at, 3))
+                async for piece in response.aiter_raw():
+                    if status == 500:
+                        error += piece.decode(errors="replace")[:500]
+        except httpx2.HTTPError as failure:
+            error = repr(failure)
+        return AttackResult(attack.name, status, round(time.perf_counter() - started_at, 3), error)
 
 
 def _print_line(value: object) -> None:

@@ -1,11 +1,14 @@
-"""No request stalls the event loop, however long the stored messages are: every route that reads, and every MCP tool.
+"""No request stalls the event loop, however long the stored messages are: every route that reads, every route that
+changes a conversation, and every MCP tool.
 
 A request that computes on the event loop, or holds the interpreter in one long call, delays all other callers.
 """
 
 import asyncio
 import json
+import re
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -20,10 +23,11 @@ from openapi_helpers import list_operations
 from server_helpers import ScriptedAgent
 
 from infra.sizes import IS_FULL_SIZE
+from quire.concurrency.worker_threads import MAX_EVENT_LOOP_BYTES
 from quire.mcp_server.access import HistoryAccess
 from quire.mcp_server.arguments import TOOLS, parse_arguments
 from quire.mcp_server.tools import run_tool
-from quire.model import Message, TextPart, ToolCallPart, ToolResultPart
+from quire.model import Entry, Message, TextPart, ToolCallPart, ToolResultPart
 from quire.server.state import ServerState
 from quire.server.telemetry.metrics import read_cpu_wait_seconds
 
@@ -51,6 +55,25 @@ QUERIES: dict[str, dict[str, Any]] = {
     "/api/search": {"query": "water mill"},
     "/api/documents/content": {"path": "none.md"},
 }
+CHANGES: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
+    ("patch", "", {"title": "Mills"}),
+    ("post", "/pins", {"seq": 3}),
+    ("delete", "/pins/3", None),
+    ("post", "/drops", {"seq": 1}),
+    ("delete", "/drops/1", None),
+    ("put", "/priorities/22", {"priority": 9}),
+    ("post", "/messages", {"messages": ["And the wheel?"]}),
+    ("put", "/compaction", {"summary": "The water mill."}),
+    ("delete", "/compaction", None),
+    ("post", "/branches", {"fork_seq": 3}),
+    ("post", "/stop", {}),
+    ("post", "/approvals/call-1", {"approve": True}),
+    ("post", "/items", {"name": "look", "type": "tool"}),
+    ("delete", "/items/tool/look", None),
+    ("delete", "/entries/1", None),
+    ("delete", "", None),
+)
+"""Requests that change the conversation, in an order in which each has something to change."""
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "history_search": {"query": "water mill"},
     "history_read": {"conversation": "c", "from": 1},
@@ -148,6 +171,39 @@ async def read_path(app: FastAPI, path: str, query: dict[str, Any], authorizatio
     return statuses[0]
 
 
+def test_every_route_that_changes_a_conversation_is_tested_here():
+    base = "/api/conversations/{conversation}"
+    changed = {
+        (each.method, re.sub(r"\{\w+\}", "*", each.path.removeprefix(base)))
+        for each in list_operations()
+        if each.path.startswith(base) and each.method != "get"
+    }
+    tested = {(method, re.sub(r"(?<=/)(\d+|call-1|tool|look)\b", "*", path)) for method, path, _ in CHANGES}
+    assert changed == tested | {("post", "/send"), ("post", "/compaction")}
+
+
+async def test_long_messages_are_read_in_threads_after_they_were_stored(
+    client: httpx2.AsyncClient, scripted: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
+):
+    scripted.set_script("So be it.", repeat=True)
+    on_event_loop: list[int] = []
+
+    def check_content(entry: Entry) -> None:
+        if threading.current_thread() is threading.main_thread() and len(entry.raw) > MAX_EVENT_LOOP_BYTES:
+            on_event_loop.append(entry.seq)
+        real_check(entry)
+
+    real_check = Entry._check_content  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(Entry, "_check_content", check_content)
+    await client.post("/api/conversations", json={"id": "c"})
+    texts = [f"{number} {'the water mill ' * 5_000}" for number in range(20)]
+    appended = await client.post("/api/conversations/c/messages", json={"messages": texts})
+    assert (appended.status_code, len(appended.json()["items"])) == (201, 20)
+    assert (await client.post("/api/conversations/c/compaction", json={})).status_code == 200
+    assert (await client.post("/api/conversations/c/send", json={"message": "The wheel?"})).status_code == 200
+    assert on_event_loop == []
+
+
 @pytest.mark.slow
 async def test_no_route_and_no_tool_stalls_the_event_loop(
     app: FastAPI, client: httpx2.AsyncClient, server_state: ServerState, scripted: ScriptedAgent
@@ -178,5 +234,13 @@ async def test_no_route_and_no_tool_stalls_the_event_loop(
     ]
     for name, arguments in (*ARGUMENTS.items(), *long_parts):
         stalls[f"{name} {arguments}"] = await measure_stall(partial(run_tool, access, parse_arguments(name, arguments)))
+    for method, path, body in CHANGES:
+        send = partial(client.request, method, f"/api/conversations/c{path}", json=body, timeout=600)
+        stalls[f"{method} {path}"] = await measure_stall(
+            send, on_result=lambda answer: statuses.append(answer.status_code)
+        )
+    refused = [change for change, status in zip(CHANGES, statuses[-len(CHANGES) :], strict=True) if status >= 300]
+    # No call waits for approval, and there is no tool to add.
+    assert {path for _, path, _ in refused} <= {"/approvals/call-1", "/items", "/items/tool/look"}
     sys.stdout.write("".join(f"{seconds:6.3f} s  {name}\n" for name, seconds in stalls.items()))
     assert {name: seconds for name, seconds in stalls.items() if seconds > MAX_STALL_SECONDS} == {}

@@ -124,6 +124,13 @@ class TestSpending:
                 assert math.isclose(spent, len(up.requests) * CALL_DOLLARS)
                 assert spent < cap + CALL_DOLLARS
 
+    async def test_parallel_calls_of_paths_without_a_known_price_are_refused_to_a_key_with_a_cap(self, store: SqlStore):
+        _, text = await store.keys.create("capped", ["chat"], max_spend=1.0)
+        route = "/v1/{path:path}"
+        async with open_gateway(store) as (harness, up):
+            answers = await asyncio.gather(*[post(harness, route, BODIES[route], text) for _ in range(200)])
+            assert ({answer.status_code for answer in answers}, up.requests) == ({403}, [])
+
     @pytest.mark.every_database
     async def test_a_compaction_costs_the_conversation_that_it_compacts(self, store: SqlStore):
         async with open_gateway(store, max_spend=1.5 * CALL_DOLLARS) as (harness, up):

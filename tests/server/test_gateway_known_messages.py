@@ -1,6 +1,8 @@
 """The cache of known messages: the same result as parsing the whole list, and no message of another tenant."""
 
+import gc
 import json
+import tracemalloc
 from hashlib import sha256
 from typing import Any
 
@@ -121,7 +123,7 @@ def test_an_error_counts_from_the_start_of_the_list():
 
 
 def test_the_cache_is_bounded_by_the_size_of_its_lists(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(known_messages, "MAX_KNOWN_BYTES", 30_000)
+    monkeypatch.setattr(known_messages, "MAX_KNOWN_BYTES", 150_000)
     cache = KnownMessageCache()
     lists = [[user_message(f"{number}"), *make_turns(20)] for number in range(10)]
     parsed = [parse(cache, items).messages[0] for items in lists]
@@ -132,6 +134,21 @@ def test_the_cache_is_bounded_by_the_size_of_its_lists(monkeypatch: pytest.Monke
     assert not is_known[-1]
     too_long = make_turns(500)
     assert parse(cache, too_long).messages[0] is not parse(cache, too_long).messages[0]
+
+
+def test_lists_of_tiny_messages_take_no_more_memory_than_the_bound(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(known_messages, "MAX_KNOWN_BYTES", 1_000_000)
+    cache = KnownMessageCache()
+    parse(cache, make_turns(20))
+    tracemalloc.start()
+    try:
+        for number in range(50):
+            parse(cache, [user_message(f"{number}"), assistant_message("a")] * 300)
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 2_000_000
 
 
 @pytest.mark.parametrize("is_before", [False, True], ids=["after", "before"])

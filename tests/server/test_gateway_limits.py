@@ -20,6 +20,7 @@ from fake_upstream import (
 from quire.concurrency.worker_threads import MAX_EVENT_LOOP_BYTES
 from quire.engine import assembler
 from quire.errors import ModelUnavailable
+from quire.model import Message
 from quire.model.policy import MAX_MODEL_NAME_CHARS
 from quire.proxy import (
     engine_variants,
@@ -33,7 +34,7 @@ from quire.proxy.known_messages import KnownMessageCache
 from quire.server.gateway import relay
 from quire.server.gateway.relay import MAX_ERROR_BYTES
 from quire.store import SqlStore
-from quire.wire.chat.codec import ChatCodec
+from quire.wire.chat.codec import ChatCodec, ChatMessage
 from quire.wire.chat.stream import MAX_REQUEST_CHOICES, ChatStreamDecoder
 from quire.wire.codec import (
     MAX_CALL_ID_CHARS,
@@ -150,6 +151,25 @@ async def test_a_large_body_does_not_occupy_the_event_loop(
         assert up.requests[0].body["messages"] == [user_message(content)]
     assert threads.keys() == {name for _, name in WORK}
     assert {thread is not threading.current_thread() for thread in threads.values()} == {in_threads}
+
+
+async def test_messages_of_a_long_list_are_not_parsed_on_the_event_loop(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+):
+    on_event_loop: list[ChatMessage] = []
+
+    def parse(message: ChatMessage) -> Message:
+        if threading.current_thread() is threading.main_thread():
+            on_event_loop.append(message)
+        return real_parse(message)
+
+    real_parse = ChatMessage.parse
+    monkeypatch.setattr(ChatMessage, "parse", parse)
+    pairs = [user_message("a"), {"role": "assistant", "content": "a"}] * 1_000
+    calls = [assistant_call("1"), {"role": "tool", "tool_call_id": "1", "content": "r"}] * 50
+    async with run_fake_upstream(respond_with_text("Yes.")) as up, run_gateway(store, up.url) as harness:
+        assert (await harness.ask(*pairs, *calls, user_message("b"))).status_code == 200
+    assert len(on_event_loop) < 10
 
 
 async def test_a_large_history_is_fitted_in_a_thread(store: SqlStore, monkeypatch: pytest.MonkeyPatch):

@@ -361,6 +361,18 @@ async def test_on_the_wire_a_client_hears_why_however_much_it_sends(address: tup
         assert (await client.post("/stream", content=b"x" * MAX_BYTES)).json() == MAX_BYTES
 
 
+async def test_on_the_wire_a_slow_client_hears_why_too(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "DRAIN_IDLE_SECONDS", 0.5)
+
+    async def send_slowly() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b"x" * 100_000
+            await asyncio.sleep(0.05)
+
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{address[1]}") as client:
+        check_refused(await client.post("/stream", content=send_slowly()), 413, "request_too_large")
+
+
 @pytest.mark.parametrize(
     ("chunks", "status"),
     [

@@ -234,7 +234,8 @@ async def summarize_messages(
             or entry.role not in ("user", "assistant")
             or truncation.summary is not None
             or len(written) >= MAX_MESSAGE_SUMMARIES
-            or not MIN_SUMMARIZED_CHARS <= truncation.max_chars < measure_longest_text(entry.message)
+            or truncation.max_chars < MIN_SUMMARIZED_CHARS
+            or truncation.max_chars >= await run_sized(len(entry.raw), _measure_entry, entry)
         ):
             finished.append(truncation)
             continue
@@ -255,6 +256,10 @@ async def summarize_messages(
         fits = len(summary.text) <= truncation.max_chars * SUMMARY_CHARS_SHARE * 1.5
         finished.append(truncation.model_copy(update={"summary": summary.text}) if fits else truncation)
     return MessageSummaries(truncations=tuple(finished), written=tuple(written))
+
+
+def _measure_entry(entry: Entry) -> int:
+    return measure_longest_text(entry.message)
 
 
 def _active_compaction(window: Window) -> Compaction | None:

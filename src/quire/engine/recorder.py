@@ -115,7 +115,7 @@ class Recorder:
             self.engine,
             self.conversation,
             model=policy.model,
-            input_tokens=request.manifest.total_tokens,
+            input_tokens=request.tokens,
             output_tokens=output_tokens,
             stored_bytes=max(0, body_bytes) + pending_bytes + output_tokens,
         )
@@ -199,7 +199,9 @@ class Recorder:
         """
         size = measure_messages([message.message])
         draft = await run_sized(size, self.make_draft, message, reply, incomplete=incomplete, turn=turn, cost=cost)
-        decisions = await run_sized(size, _mark_used_items, request, message.message)
+        # Builds the manifest, which grows with the history.
+        history = request.assembly.full_history_tokens
+        decisions = await run_sized(size + history, _mark_used_items, request, message.message)
         body, base, sent_bodies = None, None, self.engine.runtime.sent_bodies
         if request.body is not None:
             # A conversation that exists again after the database was set back has no earlier body.

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from quire.concurrency.worker_threads import measure_entries, run_sized
 from quire.context.selection import MAX_MESSAGE_CHARS
 from quire.engine.state import EngineState
 from quire.errors import EntryNotFound
@@ -47,7 +48,10 @@ async def find_suggestion(engine: EngineState, conversation: str, branch: int) -
         manifest = await store.get_manifest(conversation, turns[-1][-1].seq, branch=branch)
     except EntryNotFound:
         return None
-    question, earlier = turns[-1][0].message.text, [turn[0].message.text for turn in turns[:-1]]
+    questions = [turn[0] for turn in turns]
+    *earlier, question = await run_sized(
+        measure_entries(questions), lambda: [entry.message.text for entry in questions]
+    )
     for suggestion in _list_missing_items(manifest, question):
         if not any(_names(text, suggestion.name) for text in earlier):
             return suggestion

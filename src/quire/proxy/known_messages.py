@@ -25,7 +25,9 @@ from quire.wire.client_messages import ClientMessage, KnownStart, compute_client
 from quire.wire.codec import MAX_REQUEST_MESSAGES, ClientRequest, Codec, UnreadableBody, measure_work, parse_body
 
 MAX_KNOWN_BYTES = 16 * 1024 * 1024
-"""Maximum size of all cached lists, as JSON; parsed, they take several times as much memory."""
+"""Maximum size of all cached lists: their JSON, and `MESSAGE_BYTES` for each message."""
+MESSAGE_BYTES = 1_000
+"""Bytes that a parsed message takes in addition to its text."""
 MIN_LIST_BYTES = 16 * 1024
 """Shorter bodies are parsed whole, which takes less time than a digest."""
 MIN_CHANGING_ITEMS = 4
@@ -85,13 +87,16 @@ class _CachedStart(NamedTuple):
     tail: bytes
     """The bytes after the last whole block."""
 
+    def measure(self) -> int:
+        return self.start.size + MESSAGE_BYTES * len(self.start.messages)
+
 
 class KnownMessageCache:
     """Cache of known messages by tenant, format and the bytes of the list; bounded by their size and age."""
 
     def __init__(self) -> None:
         self._cache: TTLCache[_CacheKey, _CachedStart] = TTLCache(
-            MAX_KNOWN_BYTES, IDLE_CONVERSATION_SECONDS, getsizeof=lambda cached: cached.start.size
+            MAX_KNOWN_BYTES, IDLE_CONVERSATION_SECONDS, getsizeof=_CachedStart.measure
         )
         # Lists are parsed in worker threads.
         self._lock = Lock()
@@ -189,7 +194,7 @@ class KnownMessageCache:
 
     def _store(self, codec: Codec, body: ClientBody, start: KnownStart, *, tenant: str) -> None:
         """Caches a start of at least one block, in place of the shorter one that the request had."""
-        if start.size < DIGEST_BLOCK_BYTES or start.size > MAX_KNOWN_BYTES:
+        if start.size < DIGEST_BLOCK_BYTES:
             return
 
         def make_key(size: int) -> _CacheKey:
@@ -197,6 +202,8 @@ class KnownMessageCache:
 
         end = body.list_position + start.size
         cached = _CachedStart(start, body.raw[end - start.size % DIGEST_BLOCK_BYTES : end])
+        if cached.measure() > MAX_KNOWN_BYTES:
+            return
         with self._lock:
             if body.start is not None:
                 self._cache.pop(make_key(body.start.size), None)

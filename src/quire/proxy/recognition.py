@@ -390,7 +390,12 @@ async def _match_provider_compaction(
     The list begins in the middle of the branch: with the compaction, or with the user's messages that a provider keeps
     before it.
     """
-    blocks = (index for index, each in enumerate(messages) if find_compaction_block(each.message) is not None)
+    # A message of text alone has no compaction, and is not parsed to see it: there may be ten thousand.
+    blocks = (
+        index
+        for index, each in enumerate(messages)
+        if not each.is_plain_text and find_compaction_block(each.message) is not None
+    )
     start = max(blocks, default=None)
     if start is None:
         return None

@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.concurrency.processes import get_spawn_context
 from quire.server.addresses import socket_url
+from quire.server.process_memory import exempt_modules, return_freed_memory
 from quire.server.state import ServerState
 from quire.server.telemetry.logs import log_server_event
 from quire.server.telemetry.metrics import MULTIPROCESS_DIR_VARIABLE, monitor_event_loop
@@ -78,7 +79,8 @@ async def run_server(app: FastAPI, sock: socket.socket, *, grace_seconds: float,
     """Serves until a signal, then shuts down gracefully. Requests go to `entry`, if the application is behind one."""
     config = make_server_config(entry or app, grace_seconds=grace_seconds)
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
-    async with monitor_event_loop(app.state.telemetry.metrics):
+    return_freed_memory()
+    async with monitor_event_loop(app.state.telemetry.metrics), exempt_modules():
         await GracefulServer(config, app, grace_seconds=grace_seconds).serve(sockets=[sock])
 
 

@@ -18,8 +18,10 @@ from quire.wire.json_limits import MAX_JSON_SEPARATORS, JsonLimit
 
 BODY_TIMEOUT_SECONDS = 60.0
 """Total seconds that the server waits for a request body."""
-DRAIN_SECONDS = 5.0
+DRAIN_SECONDS = 30.0
 """Seconds that the rest of a too large body is read and dropped, so that the client gets the error response."""
+DRAIN_IDLE_SECONDS = 5.0
+"""Seconds without a byte after which the rest is not waited for."""
 UPLOAD_PATH = "/api/imports"
 """Path of uploads that are streamed to a file; they have separate limits."""
 MAX_UPLOAD_BYTES = 4_000_000_000
@@ -138,5 +140,6 @@ class _LimitedExchange:
             with suppress(TimeoutError):
                 async with asyncio.timeout(DRAIN_SECONDS):
                     while not self._body_complete:
-                        self._body_complete = not (await self._receive()).get("more_body", False)
+                        async with asyncio.timeout(DRAIN_IDLE_SECONDS):
+                            self._body_complete = not (await self._receive()).get("more_body", False)
         await self._send({"type": "http.response.body", "body": b""})

@@ -15,14 +15,19 @@ from quire.server.event_stream import ClosingStreamingResponse
 _Content = TypeVar("_Content", bound=BaseModel | dict[str, Any])
 
 
-async def respond_sized(size: int, build: Callable[[], _Content], *, items: str = "") -> _Content:
+async def respond_sized(
+    size: int, build: Callable[[], _Content], *, items: str = "", status_code: int = 200
+) -> _Content:
     """Builds the content of a response whose stored texts have `size` bytes, and encodes it field by field, and the
     list `items` item by item. The content is complete before the response begins."""
     if size <= MAX_EVENT_LOOP_BYTES:
         return build()
     content = await run_sized(size, build)
     # FastAPI passes a response on as it is.
-    return cast("_Content", ClosingStreamingResponse(_encode(content, items), media_type="application/json"))
+    return cast(
+        "_Content",
+        ClosingStreamingResponse(_encode(content, items), status_code=status_code, media_type="application/json"),
+    )
 
 
 async def _encode(content: BaseModel | dict[str, Any], items: str) -> AsyncGenerator[bytes, None]:

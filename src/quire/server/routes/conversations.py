@@ -5,6 +5,7 @@ from typing import Annotated, NamedTuple
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
+from quire.concurrency.worker_threads import measure_entries
 from quire.engine import Engine
 from quire.log import MAIN_BRANCH, ConversationOrigin, ConversationRecord
 from quire.log.types import MAX_ORIGIN_CHARS, choose_branch_used_last
@@ -267,4 +268,8 @@ async def append_messages(
         entries = await loaded.append(*messages)
     else:
         entries = await append_once(loaded, messages, after=body.after)
-    return AppendedEntriesSchema(items=[entry_to_schema(entry) for entry in entries])
+
+    def build() -> AppendedEntriesSchema:
+        return AppendedEntriesSchema(items=[entry_to_schema(entry) for entry in entries])
+
+    return await respond_sized(measure_entries(entries), build, items="items", status_code=201)
