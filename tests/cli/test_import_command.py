@@ -31,6 +31,7 @@ def test_transcripts_are_imported_once_and_listed(home: CliHome):
     assert second.stdout == (
         f"Imported 0 new messages in 0 conversations from 3 files; {first['messages']} known already.\n"
     )
+    assert second.stderr == "Codex does not store: cost.\n"
     assert "Greet them." in invoke_cli("conversation", "list", "--all").stdout
     assert invoke_cli("conversation", "verify", "--all").exit_code == 0
 

@@ -1,6 +1,7 @@
 """Lines, times and trees of unknown origin."""
 
 import json
+import sqlite3
 from io import BytesIO
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from importers.transcript_files import write_lines
 from quire.importers import readers
 from quire.importers.base import MAX_ERROR_ITEM_CHARS, MAX_ERROR_REASON_CHARS, FileWatcher, SourceError, SourceMessage
+from quire.importers.llm_logs import LlmSource
 from quire.importers.message_trees import order_tree
 from quire.importers.readers import JsonLine, parse_json_lines, read_json_lines
 from quire.importers.source_fields import parse_time
@@ -128,3 +130,17 @@ def test_a_watcher_finds_new_changed_and_settled_files(tmp_path: Path):
     write_lines(path, [{"a": 1}, {"b": 2}])
     assert watcher.find_changed() == [path]
     assert [each.number for each in read_json_lines(path) if isinstance(each, JsonLine)] == [1, 2]
+
+
+def test_a_watcher_sees_what_is_in_the_write_ahead_log_of_a_database(tmp_path: Path):
+    path = tmp_path / "logs.db"
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("CREATE TABLE entries (id)")
+    watcher = FileWatcher(LlmSource(), [path])
+    assert watcher.find_changed() == [path]
+    with connection:
+        connection.execute("INSERT INTO entries VALUES (1)")
+    assert watcher.find_changed() == [path]
+    assert watcher.find_changed() == []
+    connection.close()

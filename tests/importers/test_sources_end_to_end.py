@@ -9,6 +9,8 @@ import pytest
 from agents import SQLiteSession
 
 from importers import test_claude, test_cursor, test_librechat, test_open_webui, test_openai_agents, test_openai_jsonl
+from importers.described_samples import DESCRIBED
+from importers.source_counts import COUNTERS
 from importers.transcript_files import dump_store, import_path, read_texts
 from infra.export_samples import (
     PNG,
@@ -89,7 +91,8 @@ def sample(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
 
 
 def test_every_source_has_a_sample():
-    assert {name.partition(" ")[0] for name in WRITERS} | {"claude-code", "codex"} == set(SOURCES)
+    elsewhere = {"claude-code", "codex", *COUNTERS, *DESCRIBED}
+    assert {name.partition(" ")[0] for name in (*WRITERS, *elsewhere)} == set(SOURCES)
 
 
 async def test_an_import_is_verified_and_a_second_one_adds_nothing(store: SqlStore, sample: tuple[str, Path]):
@@ -130,3 +133,14 @@ async def test_the_current_branch_is_the_main_branch(store: SqlStore, tmp_path: 
     assert isinstance(image, ImagePart)
     assert image.blob is not None
     assert (await store.get_blob(image.blob)).data == PNG
+
+
+def test_the_documentation_says_what_each_program_does_not_store():
+    page = (Path(__file__).parents[2] / "docs" / "import.md").read_text()
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| `")]
+    listed = {row[1].strip(): row[-2].strip() for row in rows}
+    expected = {
+        f"`{name}`" + (" (experimental)" if source.is_experimental else ""): ", ".join(source.not_stored)
+        for name, source in SOURCES.items()
+    }
+    assert listed == expected

@@ -108,6 +108,10 @@ def command(
     if since is not None and start is None:
         raise InvalidRequest(f"{since!r} is no time; write it like 2026-01-31 or 2026-01-31T18:00.")
     options = ImportOptions(start, project, dry_run=dry_run, processes=os.cpu_count() or 1)
+    if chosen.is_experimental:
+        print_note(f"{chosen.title} is experimental: its format is known from descriptions, not from its own files.")
+    if chosen.not_stored:
+        print_note(f"{chosen.title} does not store: {', '.join(chosen.not_stored)}.")
     with suppress(KeyboardInterrupt):
         run_async(_import_source(chosen, paths, options, overrides, watch=watch, as_json=as_json))
 

@@ -4,7 +4,9 @@ A source reads files of another program and writes nothing. It yields the items 
 so that a second import recognizes every message. A new source is one module here and one line in `registry`.
 """
 
+import sqlite3
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -17,6 +19,21 @@ MAX_ERROR_REASON_CHARS = 500
 """Maximum lengths of the texts of a `SourceError`, which may quote a file."""
 HOLD_BACK_SECONDS = 10
 """A reply at the end of a file that changed since then may lack parts that the agent has yet to write."""
+
+
+NotStored = Literal[
+    "sub-agents",
+    "tool calls",
+    "tool results",
+    "times",
+    "models",
+    "tokens",
+    "tokens of a message",
+    "cached tokens",
+    "cost",
+    "cost of a message",
+]
+"""What a program may leave out of its files, so that no import can carry it over."""
 
 
 class SourceCompaction(NamedTuple):
@@ -95,6 +112,16 @@ class Source(Protocol):
         """Name for people, such as `Claude Code`."""
         ...
 
+    @property
+    def is_experimental(self) -> bool:
+        """Whether the format is known from descriptions only, not from files that the program wrote."""
+        ...
+
+    @property
+    def not_stored(self) -> tuple[NotStored, ...]:
+        """What the program does not store. `quire import` prints it, and the table in docs/import.md lists it."""
+        ...
+
     def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
         """Existing files or directories where the program stores its conversations; `env` is the environment."""
         ...
@@ -111,6 +138,42 @@ class Source(Protocol):
         ...
 
 
+class StoredSource(ABC):
+    """A program that stores its conversations at known places. A subclass names them and reads one file."""
+
+    name: str
+    title: str
+    patterns: tuple[str, ...]
+    """Glob patterns of the files to read, relative to one of its places."""
+    is_experimental: bool = False
+    not_stored: tuple[NotStored, ...] = ()
+
+    @abstractmethod
+    def list_places(self, env: Mapping[str, str]) -> Iterable[Path]:
+        """Every file or folder where the program may store conversations, on any platform; it need not exist."""
+
+    @abstractmethod
+    def read_file(self, path: Path, since: int | None) -> Iterator[SourceConversation | SourceError]:
+        """Conversations of a file. With `since`, those of a database that were last changed before may be skipped."""
+
+    def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
+        return [path for path in dict.fromkeys(self.list_places(env)) if path.exists()]
+
+    def find_files(self, path: Path) -> Iterator[Path]:
+        if path.is_file():
+            return iter([path])
+        return iter(sorted({file for pattern in self.patterns for file in path.glob(pattern) if file.is_file()}))
+
+    def read(self, path: Path, *, since: int | None = None) -> Iterator[SourceConversation | SourceError]:
+        try:
+            if not is_older(path, since):
+                yield from self.read_file(path, since)
+        except (OSError, sqlite3.Error, ValueError) as error:
+            # A file that the program is just rewriting is read again when it has settled.
+            if not path.exists() or not is_growing(path):
+                yield SourceError.of(path.name, f"The file cannot be read: {error}.")
+
+
 def list_files(folder: Path, *suffixes: str) -> Iterator[Path]:
     """The files below a folder whose names have one of these endings, sorted."""
     return iter(sorted(path for path in folder.rglob("*") if path.name.endswith(suffixes) and path.is_file()))
@@ -123,7 +186,17 @@ def is_growing(path: Path) -> bool:
 
 def is_older(path: Path, since: int | None) -> bool:
     """Whether the file was last changed before `since` (microseconds since 1970)."""
-    return since is not None and path.stat().st_mtime_ns // 1_000 < since
+    return since is not None and get_fingerprint(path)[1] // 1_000 < since
+
+
+def get_fingerprint(path: Path) -> tuple[int, int]:
+    """Size and time of the last change. What was last written to a SQLite database may be in its write-ahead log."""
+    status = path.stat()
+    try:
+        log = path.with_name(f"{path.name}-wal").stat()
+    except OSError:
+        return status.st_size, status.st_mtime_ns
+    return status.st_size + log.st_size, max(status.st_mtime_ns, log.st_mtime_ns)
 
 
 def is_before(changed_at: int | None, since: int | None) -> bool:
@@ -144,8 +217,7 @@ class FileWatcher:
         for path in self._paths:
             for file in self._source.find_files(path):
                 try:
-                    status = file.stat()
-                    fingerprint = (status.st_size, status.st_mtime_ns, is_growing(file))
+                    fingerprint = (*get_fingerprint(file), is_growing(file))
                 except OSError:
                     continue
                 if self._fingerprints.get(file) != fingerprint:

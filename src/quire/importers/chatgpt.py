@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, cast
 
-from quire.importers.base import SourceConversation
+from quire.importers.base import NotStored, SourceConversation
 from quire.importers.exports import AttachmentReader, ExportFiles, ExportSource
 from quire.importers.message_trees import MISSING_CONTENT_TEXT, MessageNode, order_nodes
 from quire.importers.source_fields import make_media_part, parse_time, read_id, read_title, read_usage
@@ -27,6 +27,7 @@ _INSTRUCTION_FIELDS = ("user_profile", "user_instructions", "model_set_context")
 class ChatGptSource(ExportSource):
     name = NAME
     title = "ChatGPT export"
+    not_stored: tuple[NotStored, ...] = ("tokens", "cost")
     pattern = re.compile(r"conversations[^/\\]{0,40}\.json")
 
     def find_updated_at(self, raw: dict[str, Any]) -> int | None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from quire.importers.base import SourceConversation
+from quire.importers.base import NotStored, SourceConversation
 from quire.importers.exports import AttachmentReader, ExportFiles, ExportSource
 from quire.importers.message_trees import MessageNode, ToolTurn, mark_missing, order_nodes
 from quire.importers.source_fields import make_media_part, parse_time, read_id, read_title, read_usage
@@ -28,6 +28,7 @@ _SKIPPED_BLOCKS = frozenset({"token_budget", "flag"})
 class ClaudeSource(ExportSource):
     name = NAME
     title = "Claude.ai export"
+    not_stored: tuple[NotStored, ...] = ("tokens", "cost")
     pattern = re.compile(r"conversations[^/\\]{0,40}\.json")
 
     def read_conversation(self, raw: dict[str, Any], files: ExportFiles) -> SourceConversation:

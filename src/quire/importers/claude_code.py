@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from quire.errors import InvalidEntry
 from quire.importers.base import (
+    NotStored,
     SourceCompaction,
     SourceConversation,
     SourceError,
@@ -52,6 +53,8 @@ _BOOKKEEPING_STARTS = tuple(f'{{"type":"{name}",'.encode() for name in sorted(_B
 class ClaudeCodeSource:
     name = "claude-code"
     title = "Claude Code"
+    is_experimental = False
+    not_stored: tuple[NotStored, ...] = ("cost",)
 
     def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
         folder = env.get("CLAUDE_CONFIG_DIR") or Path(env.get("HOME") or Path.home()) / ".claude"

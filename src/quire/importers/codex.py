@@ -7,12 +7,12 @@ that stay in the model's context. Files may be compressed with Zstandard.
 import json
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, cast
 
 from quire.errors import InvalidEntry
 from quire.importers.base import (
+    NotStored,
     SourceCompaction,
     SourceConversation,
     SourceError,
@@ -21,7 +21,7 @@ from quire.importers.base import (
     is_older,
     list_files,
 )
-from quire.importers.readers import JsonLine, parse_json_lines
+from quire.importers.readers import JsonLine, import_zstd, parse_json_lines
 from quire.importers.source_fields import parse_time
 from quire.log.types import ConversationOrigin
 from quire.model import Message, Usage
@@ -46,6 +46,8 @@ _BOOKKEEPING_TYPES = frozenset({"event_msg", "session_meta", "turn_context", "wo
 class CodexSource:
     name = "codex"
     title = "Codex"
+    is_experimental = False
+    not_stored: tuple[NotStored, ...] = ("cost",)
 
     def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
         home = Path(env.get("CODEX_HOME") or Path(env.get("HOME") or Path.home()) / ".codex")
@@ -96,12 +98,8 @@ def _read_lines(path: Path) -> Iterator[JsonLine | SourceError]:
         with path.open("rb") as stream:
             yield from parse_json_lines(stream, name=path.name, is_skipped=_is_bookkeeping)
         return
-    zstd: Any
     try:
-        try:
-            zstd = import_module("compression.zstd")
-        except ImportError:
-            zstd = import_module("backports.zstd")
+        zstd = import_zstd()
         with zstd.open(path, "rb") as stream:
             bounded = cast("IO[bytes]", _BoundedStream(stream))
             yield from parse_json_lines(bounded, name=path.name, is_skipped=_is_bookkeeping)

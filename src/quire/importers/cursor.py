@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from quire.importers.base import SourceConversation, SourceError, SourceMessage, is_before
+from quire.importers.base import NotStored, SourceConversation, SourceError, SourceMessage, is_before
 from quire.importers.message_trees import ToolTurn
 from quire.importers.readers import read_json_lines
 from quire.importers.source_fields import parse_time, read_id
@@ -21,6 +21,8 @@ _TIME_FIELDS = ("timestamp", "timestamp_ms", "createdAt")
 class CursorSource:
     name = "cursor"
     title = "Cursor"
+    is_experimental = False
+    not_stored: tuple[NotStored, ...] = ("sub-agents", "models", "tokens", "cost")
 
     def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
         home = env.get("HOME") or env.get("USERPROFILE")

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple, cast
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
-from quire.importers.base import SourceConversation, SourceError, is_before
+from quire.importers.base import NotStored, SourceConversation, SourceError, is_before
 from quire.importers.readers import read_json_values
 from quire.importers.source_fields import MAX_ATTACHMENT_BYTES, parse_time
 
@@ -42,6 +42,8 @@ class ExportSource(ABC):
 
     name: str
     title: str
+    is_experimental: bool = False
+    not_stored: tuple[NotStored, ...] = ()
     pattern: re.Pattern[str]
     """Names of the files with conversations, in a directory or in an archive."""
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from quire.importers.base import SourceConversation
+from quire.importers.base import NotStored, SourceConversation
 from quire.importers.exports import ExportFiles, ExportSource
 from quire.importers.message_trees import MessageNode, ToolTurn, mark_missing, order_nodes
 from quire.importers.source_fields import make_url_part, parse_time, read_id, read_title, read_usage
@@ -19,6 +19,7 @@ ROOT_PARENT = "00000000-0000-0000-0000-000000000000"
 class LibreChatSource(ExportSource):
     name = "librechat"
     title = "LibreChat export"
+    not_stored: tuple[NotStored, ...] = ("cached tokens", "cost")
     pattern = re.compile(r"[^/\\]{1,200}\.json")
 
     def find_updated_at(self, raw: dict[str, Any]) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.importers.base import SourceConversation, SourceError, is_before
+from quire.importers.base import NotStored, SourceConversation, SourceError, is_before
 from quire.importers.message_trees import MessageNode, mark_missing, order_nodes
 from quire.importers.readers import SqliteReader, open_sqlite, parse_json
 from quire.importers.source_fields import (
@@ -58,6 +58,8 @@ _MESSAGES = f"""{_FAMILY}, chain(hash) AS (
 class LlmSource:
     name = "llm"
     title = "llm (simonw/llm)"
+    is_experimental = False
+    not_stored: tuple[NotStored, ...] = ("cost",)
 
     def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
         folder = find_user_directory(env, platform=sys.platform)

@@ -5,7 +5,7 @@ the order in which an import needs the messages.
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from quire.importers.base import SourceError, SourceMessage
+from quire.importers.base import SourceCompaction, SourceError, SourceMessage
 from quire.model import Message, Part, Role, TextPart, ToolCallPart, ToolResultPart, Usage
 from quire.model.json_values import dump_json
 from quire.model.messages import ToolResultContent
@@ -119,6 +119,62 @@ def _find_end(id_: str | None, by_id: dict[str, MessageNode], ends: dict[str, st
     end = ends.get(id_) if id_ is not None else None
     ends.update(dict.fromkeys(empty, end))
     return end
+
+
+class MessageLinks:
+    """Links the items of a file, of which one may hold several messages or none, to a tree of messages."""
+
+    def __init__(self) -> None:
+        self._ends: dict[str, str | None] = {}
+        """Id of the last message of each item; for one without messages, of the message before it."""
+        self.last: str | None = None
+        """The item that was added last."""
+
+    def add(
+        self,
+        id_: str,
+        messages: Iterable[Message] = (),
+        *,
+        after: str | None,
+        at: int | None = None,
+        usage: Usage | None = None,
+        cost_usd: float | None = None,
+        compaction: SourceCompaction | None = None,
+        dropped: tuple[str, ...] = (),
+    ) -> Iterator[SourceMessage]:
+        """The messages of an item that follows the item `after`. Usage and cost belong to its first reply.
+
+        An item that is known by its id already is not added again.
+        """
+        if id_ in self._ends:
+            return
+        parent = self._ends.get(after) if after is not None else None
+        is_compaction = compaction is not None and parent is not None
+        for index, message in enumerate(messages):
+            each = SourceMessage(f"{id_}:{index + 1}" if index else id_, parent, message, at, dropped=dropped)
+            dropped = ()
+            if is_compaction and index == 0:
+                each = each._replace(compaction=compaction, usage=usage, cost_usd=cost_usd)
+                usage = cost_usd = None
+            elif message.role == "assistant":
+                each = each._replace(usage=usage, cost_usd=cost_usd)
+                usage = cost_usd = None
+            yield each
+            parent = each.id
+        self._ends[id_] = parent
+        self.last = id_
+
+    def get_end(self, id_: str | None) -> str | None:
+        """Id of the last message of an item, or of the one before an item without messages."""
+        return self._ends.get(id_) if id_ is not None else None
+
+    def list_ends(self, first: str) -> tuple[str, ...]:
+        """Ids of the messages from the item `first` on, in the order of the file."""
+        items = list(self._ends)
+        if first not in self._ends:
+            return ()
+        ends = (self._ends[item] for item in items[items.index(first) :])
+        return tuple(dict.fromkeys(end for end in ends if end is not None))
 
 
 class ToolTurn:

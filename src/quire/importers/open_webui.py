@@ -9,7 +9,7 @@ from html import unescape
 from typing import Any
 
 from quire.errors import InvalidEntry
-from quire.importers.base import SourceConversation
+from quire.importers.base import NotStored, SourceConversation
 from quire.importers.exports import ExportFiles, ExportSource
 from quire.importers.message_trees import MessageNode, ToolTurn, mark_missing, order_nodes
 from quire.importers.source_fields import make_url_part, parse_time, read_id, read_title, read_usage
@@ -28,6 +28,7 @@ _ATTRIBUTE = re.compile(r'([a-z_]{1,40})="([^"]*)"')
 class OpenWebUiSource(ExportSource):
     name = "open-webui"
     title = "Open WebUI export"
+    not_stored: tuple[NotStored, ...] = ("cost",)
     pattern = re.compile(r"[^/\\]{1,200}\.(?:json|jsonl|ndjson)")
 
     def read_conversation(self, raw: dict[str, Any], files: ExportFiles) -> SourceConversation:

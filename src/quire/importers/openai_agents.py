@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.errors import InvalidEntry
-from quire.importers.base import SourceConversation, SourceError, SourceMessage, is_before
+from quire.importers.base import NotStored, SourceConversation, SourceError, SourceMessage, is_before
 from quire.importers.readers import SqliteReader, open_sqlite, parse_json
 from quire.importers.source_fields import parse_time, read_id, read_title
 from quire.log.types import ConversationOrigin
@@ -24,6 +24,8 @@ class _Item(NamedTuple):
 class OpenAiAgentsSource:
     name = "openai-agents"
     title = "OpenAI Agents SDK"
+    is_experimental = False
+    not_stored: tuple[NotStored, ...] = ("models", "tokens", "cost")
 
     def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
         return []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidEntry
-from quire.importers.base import SourceConversation, SourceError, SourceMessage
+from quire.importers.base import NotStored, SourceConversation, SourceError, SourceMessage
 from quire.importers.readers import read_json_lines
 from quire.importers.source_fields import parse_time, read_title
 from quire.log.types import ConversationOrigin
@@ -23,6 +23,8 @@ _ID_CHARS = 32
 class OpenAiJsonlSource:
     name = "openai-jsonl"
     title = "OpenAI chat JSON Lines"
+    is_experimental = False
+    not_stored: tuple[NotStored, ...] = ("times", "cost")
 
     def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
         return []

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -18,6 +19,7 @@ from pydantic_core import from_json
 
 from quire.importers.base import SourceError
 from quire.model.base import replace_lone_surrogates
+from quire.model.json_values import is_object
 from quire.wire.json_limits import exceeds_json_limit
 
 MAX_LINE_BYTES = 64_000_000
@@ -293,3 +295,33 @@ def open_sqlite(path: Path) -> Generator[SqliteReader]:
         steps = count(_PROGRESS_STEPS, _PROGRESS_STEPS)
         connection.set_progress_handler(lambda: next(steps) > MAX_QUERY_STEPS, _PROGRESS_STEPS)
         yield SqliteReader(connection)
+
+
+MAX_JSON_FILE_BYTES = MAX_VALUE_BYTES
+"""Maximum size of a file that holds one conversation as one JSON value."""
+
+
+def read_json_file(path: Path) -> Any:
+    """The JSON value of a whole file; raises `ValueError` if it is too large, or not complete yet."""
+    if path.stat().st_size > MAX_JSON_FILE_BYTES:
+        raise ValueError(f"it has more than {MAX_JSON_FILE_BYTES:,} bytes")
+    return parse_json(path.read_bytes())
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object of a whole file; raises `ValueError` if it holds anything else."""
+    if not is_object(value := read_json_file(path)):
+        raise ValueError("it is no JSON object")
+    return value
+
+
+def import_zstd() -> Any:
+    """The module for Zstandard: of Python 3.14, or its backport; raises `ImportError` if there is neither."""
+    try:
+        return import_module("compression.zstd")
+    except ImportError:
+        pass
+    try:
+        return import_module("backports.zstd")
+    except ImportError as error:
+        raise ImportError("it is compressed: use Python 3.14, or install `quire[import]`") from error

@@ -3,10 +3,10 @@ models, images and files.
 """
 
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any
+from typing import Any, cast
 
 from quire.model import FilePart, ImagePart, Usage
 from quire.model.base import replace_lone_surrogates
@@ -18,6 +18,8 @@ MAX_ID_CHARS = 200
 MAX_TITLE_CHARS = 500
 MAX_TOKEN_COUNT = 10**9
 """Larger counts are errors of the program that wrote them."""
+MAX_COST_USD = 10**6
+"""Larger costs of one message are errors of the program that wrote them."""
 MAX_SECONDS = 10**10
 """Latest time in seconds; a larger number is in milliseconds."""
 MAX_MICROS = 253_402_300_799_000_000
@@ -100,6 +102,51 @@ def read_usage(fields: Mapping[str, Any], *, model: object) -> Usage | None:
         output_tokens=written,
         cache_read_tokens=min(read_count(details.get("cached_tokens")), sent),
     )
+
+
+def add_usage(
+    model: object,
+    *,
+    uncached: object,
+    cache_read: object,
+    cache_write: object = 0,
+    output: object,
+    reasoning: object = 0,
+) -> Usage | None:
+    """Usage of a program that stores cached tokens outside of its input; None if all counts are 0.
+
+    `reasoning` is what was written besides `output`.
+    """
+    read, written, thought = read_count(cache_read), read_count(cache_write), read_count(reasoning)
+    sent, replied = read_count(uncached) + read + written, read_count(output) + thought
+    if not sent and not replied:
+        return None
+    return Usage(
+        model=model if isinstance(model, str) and model else None,
+        input_tokens=sent,
+        output_tokens=replied,
+        cache_read_tokens=read,
+        cache_write_tokens=written,
+        provider_fields={"reasoning_tokens": thought} if thought else None,
+    )
+
+
+def read_cost(value: object) -> float | None:
+    """A cost in dollars; None for 0, which programs also write for a model whose price they do not know."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 < value < MAX_COST_USD else None
+
+
+def list_values(value: object) -> list[Any]:
+    """Items of an untrusted list; empty if it is not a list."""
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def retain_fields(raw: Mapping[str, Any], known: Collection[str], source: str) -> dict[str, Any] | None:
+    """Fields of an item that Quire does not read, to be stored with the message under the name of the source."""
+    fields = {key: value for key, value in raw.items() if key not in known and value not in (None, "", [], {})}
+    return {source: fields} if fields else None
 
 
 def _first_count(fields: Mapping[str, Any], *names: str) -> int:
