@@ -35,6 +35,7 @@ QuireError
 ├── ContextOverflow
 ├── StorageQuotaReached
 ├── SpendCapReached
+│   └── DailyBudgetReached
 ├── UnknownPrice
 ├── UnknownStrategy
 ├── IllegalCut
@@ -269,6 +270,17 @@ class SpendCapReached(QuireError):
         super().__init__(
             f"The {subject} has cost ${spent:.4f}, and its cap is ${cap:.4f}: nothing more is sent. "
             f"{_SPEND_CAP_REMEDIES[scope]}"
+        )
+
+
+class DailyBudgetReached(SpendCapReached):
+    """All calls of the day together have cost the daily budget, and it is set to stop."""
+
+    def __init__(self, *, spent: float, cap: float) -> None:
+        super().__init__(spent=spent, cap=cap, scope="tenant")
+        self.args = (
+            f"Today has cost ${spent:.2f}, and `daily_budget` is ${cap:.2f}: nothing more is sent until midnight UTC. "
+            "Raise `daily_budget`, or set `daily_budget_stops` to false.",
         )
 
 

@@ -58,6 +58,27 @@ async def test_a_session_costs_what_the_price_list_says_and_a_fork_only_what_it_
     assert sorted([await store.get_conversation_cost(each) for each in ids]) == costs
 
 
+@pytest.mark.parametrize("is_separate", [False, True], ids=["one import", "two imports"])
+async def test_a_fork_that_states_no_usage_takes_no_cost_from_its_original(
+    store: SqlStore, tmp_path: Path, is_separate: bool
+):
+    # Claude Code writes the last reply before a fork with counts of 0 into the file of the fork.
+    write_session(tmp_path / "a", "forked", answers=3)
+    path = tmp_path / "a" / "forked.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines[-2:]:
+        line["message"]["usage"] = {"input_tokens": 0, "output_tokens": 0}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if is_separate:
+        await import_path(store, "claude-code", tmp_path)
+    write_session(tmp_path / "b", "original", answers=3)
+    await import_path(store, "claude-code", tmp_path)
+    costs = [await store.get_conversation_cost(each) for each in await store.list_conversation_ids()]
+    used = [await store.usage.read_conversation(each) for each in await store.list_conversation_ids()]
+    assert sum(each.cost_nanos for each in used) / 1e9 == pytest.approx(3 * CLAUDE_CODE_COST)
+    assert sum(costs) == pytest.approx(3 * CLAUDE_CODE_COST)
+
+
 async def test_a_fork_of_codex_repeats_no_cost(store: SqlStore):
     await import_path(store, "codex", DATA / "codex")
     used = [await store.usage.read_conversation(each) for each in await store.list_conversation_ids()]

@@ -44,6 +44,8 @@ OUTSIDE = {
     "quire_message_segments": REBUILT,
     "quire_unindexed_branches": "names what to index; without a row, search finds its messages after the next append",
     "quire_documents": REBUILT,
+    "quire_imported_files": "decides only whether an import reads a file again",
+    "quire_observations": "what `quire scan` prints of an imported file, which a later version of the file replaces",
     "quire_uncounted_branches": "names what to count; without a row, the next append or a recount counts its entries",
     "quire_counted_branches": COUNTED,
     "quire_usage_contributions": COUNTED,

@@ -33,6 +33,7 @@ from quire.index.types import (
 from quire.index.vectors import pack_vector
 from quire.log import Citation, ConversationOrigin, ConversationRecord, MessageKey
 from quire.log.imports import ImportBatch, ImportItem
+from quire.log.observations import FileVersion
 from quire.log.transcripts import TranscriptKey, TranscriptLine
 from quire.model import DocumentReference, Draft, FilePart, Message, TextPart, Usage
 from quire.store import SqlStore
@@ -298,6 +299,10 @@ WITHOUT_CONVERSATION = {
     "imports.read_ledgers",
     "imports.list_sessions",
     "imports.has_imported",
+    "imports.list_files",
+    "imports.record_files",
+    "imports.read_observations",
+    "usage.list_conversation_costs",
     "transcripts.append",
     "transcripts.load",
     "transcripts.list",
@@ -424,6 +429,13 @@ async def test_no_method_reaches_another_tenants_conversation(other_store: SqlSt
     assert await other_store.find_value("a's document")
     assert await mine.spending.get_cost("theirs") == await mine.get_conversation_cost("theirs") == 0
     assert not await mine.imports.has_imported("theirs")
+    theirs = FileVersion(b"file", 1, 2)
+    await other_store.imports.record_files([theirs], {"imported": "[]"})
+    assert await other_store.imports.list_files() == {b"file": theirs}
+    assert [each.conversation for each in await other_store.imports.read_observations()] == ["imported"]
+    assert await mine.imports.list_files() == {}
+    assert await mine.imports.read_observations() == []
+    assert await mine.usage.list_conversation_costs() == []
     assert not any(await mine.usage.read_conversation("theirs"))
     path = (await other_store.get_entry("theirs", 1)).path
     assert await other_store.match_history([path]) is not None

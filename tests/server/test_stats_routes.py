@@ -1,13 +1,20 @@
 """Insights over HTTP: the usage of the tenant, and documents that are used together."""
 
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from infra.agent_homes import plant
+from quire.engine import Engine
+from quire.engine.config import EngineConfig
+from quire.engine.file_import import import_files
+from quire.importers.registry import SOURCES
 from quire.model import DocumentReference, Draft, Message, Usage
 from quire.model.entry_metadata import TurnTotals
 from quire.model.ids import now
+from quire.settings import Settings
 from quire.store import SqlStore
 
 
@@ -77,3 +84,17 @@ async def test_documents_that_the_same_conversations_use_form_a_graph(client: ht
     assert graph["documents"] == ["a.md", "b.md", "c.md"]
     assert graph["pairs"][0] == {"first": "a.md", "second": "b.md", "conversations": 2}
     assert len(graph["pairs"]) == 3
+
+
+async def test_findings_are_those_of_the_tenants_own_imports(
+    client: httpx2.AsyncClient, store: SqlStore, tmp_path: Path
+):
+    assert (await client.get("/api/stats/findings")).json()["findings"] == []
+    plant(tmp_path, "failed_command", 2)
+    source = SOURCES["claude-code"]
+    await import_files(Engine(store, EngineConfig.create(Settings())), source, list(source.find_files(tmp_path)))
+    document = (await client.get("/api/stats/findings")).json()
+    [finding] = document["findings"]
+    assert (finding["kind"], finding["total"]) == ("failed_command", 1)
+    assert "docker compose -p stack2 up" in finding["evidence"][0]["text"]
+    assert document["agents"][0]["name"] == "claude-code"

@@ -18,6 +18,7 @@ from quire.cli.output import print_note
 from quire.errors import QuireError
 
 SINGLE_COMMANDS = {
+    "scan": "quire scan --html report.html",
     "chat": "quire chat",
     "ask": 'quire ask "Where do we stand?"',
     "stats": "quire stats --since 30d",

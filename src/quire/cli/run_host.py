@@ -189,7 +189,9 @@ class RunHost:
                 assert message is not None
                 from quire.cli.session_status import format_status_line
 
-                send(await format_status_line(self._app.state.server_state.store, message["event"]))
+                state = self._app.state.server_state
+                budget = state.settings.daily_budget
+                send(await format_status_line(state.store, message["event"], daily_budget=budget))
             case "describe":
                 host, _, port = self._url.removeprefix("http://").rpartition(":")
                 send(

@@ -110,8 +110,10 @@ _SQLITE = "sqlite:///"
 @asynccontextmanager
 async def open_app(options: ServeOptions, *, streams: "StreamRegistry | None" = None) -> "AsyncGenerator[FastAPI]":
     """Opens the database and the application on it."""
+    from quire.engine.source_scan import watch_sources
     from quire.server.app import create_app
     from quire.server.state import open_server_state
+    from quire.store import DEFAULT_TENANT
 
     is_local = options.local_token is not None
     async with open_server_state(
@@ -124,7 +126,12 @@ async def open_app(options: ServeOptions, *, streams: "StreamRegistry | None" = 
         is_local=is_local,
         save_settings=_save_settings if is_local else None,
     ) as state:
-        yield create_app(state, token=options.local_token, streams=streams)
+        app = create_app(state, token=options.local_token, streams=streams)
+        if not is_local:
+            yield app
+            return
+        async with watch_sources(state.engine_for(DEFAULT_TENANT), options.environ):
+            yield app
 
 
 def preload_modules(settings: "Settings") -> None:

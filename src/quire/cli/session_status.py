@@ -4,17 +4,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.cli.output import pluralize
-from quire.model.ids import now
-from quire.usage.insights import count_usage, read_insights
+from quire.usage.insights import read_cost_of_today
 
 if TYPE_CHECKING:
     from quire.store import SqlStore
 
-COUNT_BATCHES = 1
-"""Batches of the log that a status line counts before it sums up the day; a longer backlog is left to `quire stats`."""
+WARNING_SHARE = 0.8
+"""Share of the daily budget from which the line warns."""
 
 
-async def format_status_line(store: "SqlStore", event: object) -> str:
+async def format_status_line(store: "SqlStore", event: object, *, daily_budget: float | None = None) -> str:
     """Window, cache share, cost of the session and of today, compactions; what is not known is left out.
 
     `event` is what Claude Code writes to the standard input of a status line.
@@ -35,9 +34,12 @@ async def format_status_line(store: "SqlStore", event: object) -> str:
         parts.append(f"session ${cost:,.2f}")
     else:
         parts.append("session not recorded")
-    await count_usage(store.usage, max_batches=COUNT_BATCHES)
-    insights = await read_insights(store.usage, since=now(), groupings=(), limit=1)
-    parts.append(f"today ${insights.report.totals.cost_nanos / 1e9:,.2f}")
+    today = await read_cost_of_today(store.usage)
+    if daily_budget is None:
+        parts.append(f"today ${today:,.2f}")
+    else:
+        warning = "over budget: " if today >= daily_budget else "⚠ " if today >= WARNING_SHARE * daily_budget else ""
+        parts.append(f"{warning}today ${today:,.2f} of ${daily_budget:,.2f}")
     compactions = 0
     for record in recorded:
         if record.origin is not None and record.origin.purpose is None:

@@ -1,4 +1,7 @@
-"""`quire` without a command, before it was ever used: what it does, and the way to the first answer, in one screen."""
+"""`quire` without a command, before it was ever used: findings in what agents have stored on this machine.
+
+Where they have stored nothing, it says what Quire does, and the way to the first answer, in one screen.
+"""
 
 import os
 import shutil
@@ -74,10 +77,33 @@ def format_welcome(first_run: FirstRun, *, is_windows: bool = False) -> str:
     return "\n".join(line if isinstance(line, str) else f"  {line[0]:{COMMAND_COLUMNS}}{line[1]}" for line in lines)
 
 
+def format_next_steps(first_run: FirstRun) -> str:
+    agent = first_run.agents[0] if first_run.agents else AGENT_PROGRAM_NAMES[0]
+    steps = (
+        ("quire scan --html report.html", "this report for a browser"),
+        ("quire service install", "import new sessions as they are written"),
+        (f"quire run {agent}", "see every request, undo a compaction"),
+        ("quire search 'some words'", "search all of these sessions"),
+        ("quire serve --open", "the web interface"),
+    )
+    return "\n".join(["What to do next:", *(f"  {step:{COMMAND_COLUMNS}}{purpose}" for step, purpose in steps)])
+
+
 def print_welcome() -> bool:
-    """Prints the welcome on a first run; returns False on any other."""
+    """On a first run, prints findings, or the welcome if no agent has stored anything; returns False on any other."""
     first_run = find_first_run(os.environ)
     if first_run is None:
         return False
+    from quire.engine.source_scan import find_sources
+
+    if find_sources(os.environ):
+        from quire.cli.common import run_async
+        from quire.cli.output import Result, print_result
+        from quire.cli.scan import draw_findings, scan
+
+        document = run_async(scan())
+        print_result(Result(document, lambda console: draw_findings(document, console)), as_json=False)
+        sys.stdout.write(f"\n{format_next_steps(first_run)}\n")
+        return True
     sys.stdout.write(f"{format_welcome(first_run, is_windows=IS_WINDOWS)}\n")
     return True

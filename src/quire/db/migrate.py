@@ -19,13 +19,14 @@ from quire.db.database_url import create_private_files, parse_database_url
 from quire.db.pgvector import enable_pgvector
 from quire.errors import SchemaOutdated, StoreBusy
 
-SCHEMA_VERSION = "0005"
+SCHEMA_VERSION = "0006"
 OLDEST_READER = "0001"
 """The oldest schema version whose code can use this schema. A migration that only expands does not change it."""
 VERSION_TABLE = "quire_version"
 
 _TENANT_TABLES = (
     "conversations", "branches", "entries", "paths", "blobs", "blob_uses", "manifests", "request_bodies", "imports",
+    "imported_files", "observations",
     "transcripts", "transcript_lines", "calibrations", "costs", "spending", "spend_reservations", "stored_bytes",
     "turn_leases",
     "passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "memories", "documents",
@@ -35,7 +36,7 @@ _TENANT_TABLES = (
 _DERIVED_TABLES = (
     "passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "documents", "uncounted_branches",
     "counted_branches", "usage_contributions", "usage_totals", "usage_turns", "document_pairs",
-    "backtests", "backtest_shards",
+    "backtests", "backtest_shards", "imported_files", "observations",
 )  # fmt: skip
 _UPDATABLE_COLUMNS = {
     "conversations": (

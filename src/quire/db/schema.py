@@ -154,6 +154,26 @@ imports = Table(
 )
 """Ledger of imported messages: the id and the digest of each in its source, and the entry that it became."""
 
+imported_files = Table(
+    "quire_imported_files",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("file", Bytes, primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("modified_ns", BigInteger, nullable=False),
+)
+"""Files of other programs that were imported to their end, by a digest of source and path. A path may have a name that
+a purge must erase, so it is not stored."""
+
+observations = Table(
+    "quire_observations",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("observations", Text, nullable=False),
+)
+"""What a reader of the transcript noticed in an imported conversation, as JSON: see `quire.findings.observer`."""
+
 transcripts = Table(
     "quire_transcripts",
     metadata,

@@ -19,11 +19,14 @@ from quire.db.dialects import sanitize_text
 from quire.engine.message_index import schedule_indexing
 from quire.engine.recorded_session import RecordedSession
 from quire.engine.state import EngineState
-from quire.importers.base import Source, SourceConversation, SourceError
+from quire.findings.observer import Observation, SessionObserver
+from quire.importers.base import Source, SourceConversation, SourceError, get_fingerprint, is_growing
 from quire.importers.items import build_item, measure_item
-from quire.log.imports import ImportBatch, ImportItem, ImportLedger, Position
+from quire.log.imports import ImportBatch, ImportItem, ImportLedger, Position, make_item_id
+from quire.log.observations import FileVersion, make_file_key
 from quire.log.types import ConversationRecord
 from quire.model.ids import now
+from quire.model.json_values import dump_json
 from quire.store import SqlStore
 
 BATCH_MESSAGES = 1_000
@@ -48,6 +51,8 @@ class ImportOptions(NamedTuple):
     """Whether to count what is new without writing it."""
     processes: int = 1
     """Processes that read files, where there is much to read."""
+    indexes: bool = True
+    """Whether to index what is new in the background; else a search or a server does it later."""
 
 
 def make_conversation_id(source: str, source_id: str) -> str:
@@ -74,6 +79,7 @@ class ImportedConversation:
         """Items that earlier imports wrote; None until it is read."""
         self.positions: dict[str, Position] = {}
         self.has_new = False
+        self.observer = SessionObserver()
 
     def make_record(self) -> ConversationRecord:
         at = self.created_at if self.created_at is not None else now()
@@ -97,6 +103,12 @@ class ReadBatch:
     files: int = 0
     messages: int = 0
     size: int = 0
+    observations: list[tuple[ImportedConversation, list[Observation]]] = field(
+        default_factory=list[tuple[ImportedConversation, list[Observation]]]
+    )
+    """What was noticed in conversations that end in this batch."""
+    versions: list[FileVersion] = field(default_factory=list[FileVersion])
+    """Files that were read to their end and no longer grow."""
 
     @property
     def is_full(self) -> bool:
@@ -118,9 +130,14 @@ class ReadBatch:
 def read_batches(source: Source, files: Sequence[Path], options: ImportOptions) -> Iterator[ReadBatch]:
     batch = ReadBatch()
     for path in files:
+        version = find_version(source, path)
         for read in _read_file(source, path, options):
             if isinstance(read, SourceError):
                 batch.errors.append(read)
+            elif isinstance(read, ImportedConversation):
+                # Its observer is done, and would otherwise cross to the writing process.
+                batch.observations.append((read, read.observer.finish()))
+                read.observer = SessionObserver()
             else:
                 if batch.repeats(read[0]):
                     yield batch
@@ -130,12 +147,24 @@ def read_batches(source: Source, files: Sequence[Path], options: ImportOptions) 
                 yield batch
                 batch = ReadBatch()
         batch.files += 1
+        if version is not None and options.since is None:
+            batch.versions.append(version)
     yield batch
+
+
+def find_version(source: Source, path: Path) -> FileVersion | None:
+    """Size and time of a file; None if it still grows, because its reader holds back the end."""
+    try:
+        version = FileVersion(make_file_key(source.name, str(path)), *get_fingerprint(path))
+        return None if is_growing(path) else version
+    except OSError:
+        return None
 
 
 def _read_file(
     source: Source, path: Path, options: ImportOptions
-) -> Iterator[tuple[ImportedConversation, ImportItem] | SourceError]:
+) -> Iterator[tuple[ImportedConversation, ImportItem] | ImportedConversation | SourceError]:
+    """The items of a file, and each conversation once more after its last item."""
     try:
         for read in source.read(path, since=options.since):
             if isinstance(read, SourceError):
@@ -148,7 +177,7 @@ def _read_file(
 
 def _read_conversation(
     source: Source, read: SourceConversation, options: ImportOptions
-) -> Iterator[tuple[ImportedConversation, ImportItem] | SourceError]:
+) -> Iterator[tuple[ImportedConversation, ImportItem] | ImportedConversation | SourceError]:
     conversation = ImportedConversation(source.name, read, options)
     replaced: dict[str | None, str | None] = {}
     """Parents of messages that cannot be stored, which their children get instead."""
@@ -167,7 +196,9 @@ def _read_conversation(
         conversation.last_at, conversation.dropped = item.at, ()
         if conversation.created_at is None:
             conversation.created_at = item.at
+        conversation.observer.add(message)
         yield conversation, item
+    yield conversation
 
 
 def read_in_processes(source: Source, files: Sequence[Path], options: ImportOptions) -> Iterator[ReadBatch]:
@@ -261,7 +292,7 @@ async def import_files(
         while (batch := await reading) is not None:
             # The next batch is read while this one is written.
             reading = asyncio.ensure_future(run_sized(MAX_BATCH_BYTES, next, batches, None))
-            if await writer.write(batch):
+            if await writer.write(batch) and options.indexes:
                 schedule_indexing(engine)
             if on_progress is not None:
                 on_progress(report)
@@ -294,6 +325,13 @@ class _BatchWriter:
             self._report.messages += len(items)
             self._report.conversations += not conversation.has_new
             conversation.has_new = True
+        if not self._options.dry_run:
+            noticed = {
+                conversation.id: dump_json([_locate(each, conversation) for each in observations])
+                for conversation, observations in batch.observations
+                if conversation.positions and not conversation.is_live
+            }
+            await self._store.imports.record_files(batch.versions, noticed)
         self._report.files += batch.files
         for error in batch.errors:
             self._report.add_error(error)
@@ -348,3 +386,9 @@ class _BatchWriter:
             new, recorded_count = conversation.recorded.select_new(new, conversation.positions)
             self._report.known_messages += recorded_count
         return new
+
+
+def _locate(observation: Observation, conversation: ImportedConversation) -> Observation:
+    """The observation with the position of its entry in place of the item's id."""
+    branch, seq = conversation.positions.get(make_item_id(observation.item), (0, 1))
+    return observation._replace(item=f"{branch}:{seq}")

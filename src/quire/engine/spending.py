@@ -2,9 +2,11 @@
 
 from quire.access.spending import NO_CONVERSATION, SpendCaps, SpendingKey, SpendReservation, StorageDemand
 from quire.engine.state import EngineState
+from quire.errors import DailyBudgetReached
 from quire.model import Usage
 from quire.settings import Settings
 from quire.settings.schema import tenant_quota_for
+from quire.usage.insights import read_cost_of_today
 
 
 def spend_caps_for(settings: Settings, *, tenant: str, key: SpendingKey | None) -> SpendCaps:
@@ -39,10 +41,17 @@ async def reserve_spend(
 ) -> SpendReservation | None:
     """Reserves the estimated cost of a call, and the bytes that it will store; None if no cap or quota applies.
 
-    Raises `SpendCapReached` if a cap is spent, and `SpendReserved` if calls in progress may spend the rest of it.
-    Likewise `StorageQuotaReached`, and `TooManyRequests` if calls in progress may store the rest of the quota.
+    Raises `SpendCapReached` if a cap or the daily budget is spent, and `SpendReserved` if calls in progress may spend
+    the rest of a cap. Likewise `StorageQuotaReached`, and `TooManyRequests` if calls in progress may store the rest of
+    the quota.
     """
     config, caps, quota = engine.config, _find_caps(engine, conversation), engine.store.base.max_stored_bytes
+    budget = config.settings.daily_budget
+    if budget is not None and config.settings.daily_budget_stops:
+        # The figure of the status line. Calls in progress are not in it, so that several at once may pass it.
+        spent = await read_cost_of_today(engine.store.usage)
+        if spent >= budget:
+            raise DailyBudgetReached(spent=spent, cap=budget)
     storage = StorageDemand(stored_bytes, quota) if stored_bytes and quota is not None else None
     if not caps.exist and storage is None:
         return None

@@ -16,10 +16,11 @@ from quire.db.notifications import mark_changed
 from quire.db.raw_sql import yield_to_event_loop
 from quire.db.schema import branches as branches_table
 from quire.db.schema import conversations as conversations_table
-from quire.db.schema import imports, uncounted_branches, unindexed_branches
+from quire.db.schema import entries, imports, uncounted_branches, unindexed_branches
 from quire.db.store_part import StorePart, read, read_bulk, read_inline, write_bulk
 from quire.errors import StoreError
 from quire.log import append, blobs, conversations
+from quire.log import observations as noticed
 from quire.log.types import MAIN_BRANCH, Blob, Branch, ConversationRecord
 from quire.model import (
     ActiveCompaction,
@@ -177,17 +178,34 @@ def append_items(connection: Connection, tenant: str, batches: Sequence[ImportBa
 def _is_billed(item: ImportItem) -> bool:
     """Whether the item is the reply of a call, under an id that no other message of the source has."""
     is_unique = _NUMBERED_ID.fullmatch(item.id) is None
-    return is_unique and (
-        item.metadata is not None or (item.compaction is not None and item.compaction.usage is not None)
-    )
+    has_usage = item.compaction is not None and item.compaction.usage is not None
+    return is_unique and (has_usage or (item.metadata is not None and _NO_USAGE not in item.metadata))
+
+
+_NO_USAGE = '"input_tokens":0,"output_tokens":0,'
+"""Counts of a reply that a fork repeats without its usage, in canonical JSON."""
 
 
 def _find_billed(connection: Connection, tenant: str, batches: Sequence[ImportBatch]) -> dict[tuple[str, bytes], str]:
     """Replies that were imported before, and the conversation of each."""
     ids = sorted({item.id for batch in batches for item in batch.items if _is_billed(item)})
-    query = select(imports.c.item, imports.c.digest, imports.c.conversation).where(imports.c.tenant == tenant)
+    query = (
+        select(imports.c.item, imports.c.digest, imports.c.conversation, entries.c.notes)
+        .join(
+            entries,
+            (entries.c.tenant == imports.c.tenant)
+            & (entries.c.conversation == imports.c.conversation)
+            & (entries.c.branch == imports.c.branch)
+            & (entries.c.seq == imports.c.seq),
+        )
+        .where(imports.c.tenant == tenant)
+    )
     rows = (row for part in _split(ids) for row in connection.execute(query.where(imports.c.item.in_(part))))
-    return {(item, digest): conversation for item, digest, conversation in rows}
+    return {
+        (item, digest): conversation
+        for item, digest, conversation, notes in rows
+        if notes is None or _NO_USAGE not in notes
+    }
 
 
 def _without_cost(item: ImportItem) -> ImportItem:
@@ -356,6 +374,9 @@ class Imports(StorePart):
     has_imported = read_inline(has_imported)
     read_ledgers = read_bulk(read_ledgers)
     list_sessions = read(list_sessions)
+    list_files = read(noticed.list_imported_files)
+    record_files = write_bulk(noticed.record_files)
+    read_observations = read_bulk(noticed.read_observations)
 
     async def append(self, batches: Sequence[ImportBatch]) -> list[dict[str, Position]]:
         """Appends the items that are not imported yet, in one transaction; returns the position of each item."""

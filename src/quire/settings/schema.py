@@ -176,6 +176,14 @@ class Settings(FrozenModel):
         gt=0,
         description="Maximum cost of a conversation in US dollars, including summaries; refuses unpriced models.",
     )
+    daily_budget: float | None = Field(
+        default=None,
+        gt=0,
+        description="US dollars for all calls of a day (UTC), imported ones too; the status line warns from 80 % on.",
+    )
+    daily_budget_stops: bool = Field(
+        default=False, description="Whether calls through Quire are refused once the daily budget is spent."
+    )
     input_price: float | None = Field(
         default=None, ge=0, description="US dollars per million input tokens; else from the table of models."
     )

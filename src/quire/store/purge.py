@@ -20,6 +20,7 @@ from quire.index import memories, passages
 from quire.index.documents import delete_documents
 from quire.index.message_erasure import erase_messages
 from quire.log import blobs, conversations, ledger, reads, transcripts
+from quire.log.observations import delete_observations
 from quire.log.request_bodies import BodyReader, delete_bodies, list_conversations
 from quire.log.row_digests import ROW_DIGEST, with_row_digest
 from quire.log.types import MAIN_BRANCH, Branch, Memory, ValuePurge
@@ -157,6 +158,7 @@ def _purge(
     transcripts.delete_linked(connection, tenant, conversation)
     delete_bodies(connection, tenant, conversation)
     reset_usage(connection, tenant, conversation)
+    delete_observations(connection, tenant, conversation)
     turn_events.delete_conversation_events(connection, tenant, conversation)
     turn_leases.delete_outcomes(connection, tenant, conversation)
     blobs.delete_orphan_blobs(connection, tenant)
@@ -367,6 +369,7 @@ _DELETED_WITH_CONVERSATION = {
     # What is left of the conversations is counted again. Totals and pairs have the names of contributions alone.
     usage_contributions.name: reset_usage,
     schema.request_bodies.name: delete_bodies,
+    schema.observations.name: delete_observations,
 }
 """Tables whose rows of a conversation are deleted together."""
 

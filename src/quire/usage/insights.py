@@ -7,10 +7,13 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Literal, NamedTuple
 
-from quire.usage.contribution import DAY_MICROSECONDS
+from quire.model.ids import now
+from quire.usage.contribution import DAY_MICROSECONDS, NANOS_PER_DOLLAR
 from quire.usage.report import USAGE_GROUPINGS, RollupReport, UsageGroup, UsageGrouping, UsageRollup
 
 DEFAULT_DAYS = 30
+TODAY_BATCHES = 1
+"""Batches of the log that are counted before the day is summed up."""
 """Days of a report, unless it says otherwise."""
 MIN_SUGGESTION_REQUESTS = 20
 """Turns or requests below which there is no suggestion."""
@@ -50,6 +53,13 @@ async def count_usage(usage: UsageRollup, *, max_batches: int | None = None) -> 
             break
         count, batches = count + counted, batches + 1
     return count
+
+
+async def read_cost_of_today(usage: UsageRollup) -> float:
+    """US dollars of all calls since midnight UTC; a long backlog is left to the background."""
+    await count_usage(usage, max_batches=TODAY_BATCHES)
+    insights = await read_insights(usage, since=now(), groupings=(), limit=1)
+    return insights.report.totals.cost_nanos / NANOS_PER_DOLLAR
 
 
 async def read_insights(

@@ -1,16 +1,16 @@
 """The usage roll-up as a part of the store, and reports of it: totals, groups, items, turns by cost, document pairs."""
 
 from collections.abc import Collection, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from sqlalchemy import Connection, and_, func, select, tuple_
 
-from quire.db.schema import documents, uncounted_branches
+from quire.db.schema import conversations, documents, uncounted_branches
 from quire.db.store_part import StorePart, read, read_bulk, read_inline, write_bulk
 from quire.log.conversations import list_conversation_ids
 from quire.usage import rollup
 from quire.usage.contribution import Dimension, TurnUsage, UsageCounts
-from quire.usage.rollup import RecountResult, document_pairs, usage_totals, usage_turns
+from quire.usage.rollup import RecountResult, document_pairs, usage_contributions, usage_totals, usage_turns
 
 UsageGrouping = Literal["day", "model", "project", "source", "slot", "tool"]
 USAGE_GROUPINGS: tuple[UsageGrouping, ...] = get_args(UsageGrouping)
@@ -196,6 +196,41 @@ def read_item_counts(
     return counts
 
 
+class ConversationCost(NamedTuple):
+    """What a conversation of a client's session cost."""
+
+    conversation: str
+    title: str
+    client: str
+    session: str
+    project: str
+    is_sub_agent: bool
+    cost_nanos: int
+
+
+def list_conversation_costs(connection: Connection, tenant: str) -> list[ConversationCost]:
+    """The conversations with a cost, the highest first."""
+    cost = func.sum(usage_contributions.c.cost_nanos)
+    names = ("conversation", "title", "client", "session", "project", "purpose")
+    query = (
+        select(*(conversations.c[name] for name in names), cost)
+        .join(
+            usage_contributions,
+            (usage_contributions.c.tenant == conversations.c.tenant)
+            & (usage_contributions.c.conversation == conversations.c.conversation),
+        )
+        .where(conversations.c.tenant == tenant, usage_contributions.c.dimension == "all")
+        .group_by(*(conversations.c[name] for name in names))
+        .having(cost > 0)
+        .order_by(cost.desc(), conversations.c.conversation)
+    )
+    rows = [tuple[Any, ...](row) for row in connection.execute(query)]
+    return [
+        ConversationCost(row[0], row[1], row[2] or "", row[3] or "", row[4] or "", row[5] == "subagent", int(row[6]))
+        for row in rows
+    ]
+
+
 class UsageRollup(StorePart):
     """Statistics by day, model, project, source, slot and tool."""
 
@@ -204,6 +239,7 @@ class UsageRollup(StorePart):
     read_report = read(read_usage)
     read_item_counts = read(read_item_counts)
     read_document_pairs = read(read_document_pairs)
+    list_conversation_costs = read_bulk(list_conversation_costs)
 
     async def read_conversation(self, conversation: str) -> UsageCounts:
         """What a conversation used, after what is not counted yet of it."""

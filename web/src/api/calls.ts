@@ -4,7 +4,7 @@ import { requestJson, sendRequest } from "./client";
 import type {
   AddDropBody, AddItemBody, AddPinBody, AgentList, ApprovalBody, Backtest, BacktestJob, BacktestJobList, Branch, ChangeSettingsBody, ClientCompactionList, CompactBody, CompactionStatus, ContextItem,
   ContextItemList, ContextUsage, Conversation, ConversationDetail, ConversationPage, DocumentGraph, DocumentNameList, DocumentText, DropList, EditSummaryBody, EntryPage,
-  ForkBody, ImportJob, ImportSourceList, Manifest, Message, ModelList, ModelStatus, NewBacktest, OriginList, PinList, PriorityList, SetPriorityBody, PreviewSettingsBody, ReferencedDocumentList, Replay, RequestDiff, RequestList,
+  FindingList, ForkBody, ImportJob, ImportSourceList, Manifest, Message, ModelList, ModelStatus, NewBacktest, OriginList, PinList, PriorityList, SetPriorityBody, PreviewSettingsBody, ReferencedDocumentList, Replay, RequestDiff, RequestList,
   SearchResults, SendBody, SettingList, SettingsPreview, Stats, StopBody, StoredBlob, TimelinePage,
 } from "./types";
 
@@ -126,6 +126,8 @@ export const context = {
 export const stats = {
   /** Usage since this time, in microseconds since 1970. */
   get: (since: number) => requestJson<Stats>("GET", "/api/stats", { query: { since } }),
+  /** What imported sessions cost and wasted. */
+  findings: () => requestJson<FindingList>("GET", "/api/stats/findings"),
   /** Documents that the most conversations use together. */
   references: (limit: number) => requestJson<DocumentGraph>("GET", "/api/stats/references", { query: { limit } }),
 };

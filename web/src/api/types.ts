@@ -4,6 +4,8 @@ import type { components } from "./schema";
 
 type Schemas = components["schemas"];
 
+export type Finding = Schemas["ScanFindingSchema"];
+export type FindingList = Schemas["ScanReportSchema"];
 export type Conversation = Schemas["ConversationSchema"];
 export type ConversationPage = Schemas["Page_ConversationSchema_"];
 export type ConversationDetail = Schemas["ConversationDetailSchema"];

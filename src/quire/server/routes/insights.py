@@ -5,16 +5,19 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
+from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
 from quire.backtest import MAX_VARIANTS, select_conversations
 from quire.backtest.runner import BacktestSpec, create_backtest
 from quire.engine import Engine
+from quire.engine.source_scan import find_sources, read_findings
 from quire.jobs import Job
 from quire.log import MAIN_BRANCH
 from quire.model.ids import now
 from quire.model.policy import MAX_MODEL_NAME_CHARS
 from quire.schemas.backtests import BacktestJobListSchema, BacktestJobSchema, BacktestResultSchema
+from quire.schemas.findings import ScanReportSchema
 from quire.schemas.stats import DocumentGraphSchema, StatsSchema
 from quire.server.auth import Caller
 from quire.server.dependencies import ReadCaller, ReadEngine, StateDep, WriteCaller
@@ -56,6 +59,15 @@ async def read_stats(
     ids = {turn.conversation for turn in insights.report.turns}
     records = await engine.store.fill_titles(*[await engine.store.get_conversation(each) for each in sorted(ids)])
     return StatsSchema.from_insights(insights, records)
+
+
+@router.get("/findings")
+async def list_findings(engine: ReadEngine, state: StateDep) -> ScanReportSchema:
+    """Lists what imported sessions cost and wasted, the most expensive first, each with its evidence. Files that their
+    program will delete are listed on the server of the user alone."""
+    await _count_inline(engine)
+    found = await run_in_threadpool(find_sources, state.environ) if state.is_local else []
+    return ScanReportSchema.from_report(await read_findings(engine.store, found))
 
 
 @router.get("/references")

@@ -14,6 +14,7 @@ export const insights = {
   insightsButton: "Auswertung",
   insights: {
     title: "Auswertung",
+    findings: "Funde in Ihren Sitzungen, die teuersten zuerst",
     close: "Schließen",
     period: "Zeitraum",
     days: (days: number) => `Letzte ${days} Tage`,

@@ -14,6 +14,7 @@ export const insights = {
   insightsButton: "Insights",
   insights: {
     title: "Insights",
+    findings: "Findings in your sessions, the most expensive first",
     close: "Close",
     period: "Period",
     days: (days: number) => `Last ${days} days`,

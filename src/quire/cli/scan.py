@@ -1,0 +1,202 @@
+"""`quire scan`: finds what agents stored on this machine, imports it, and prints what it cost and wasted."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quire.cli.common import SetOptions, enable_garbage_collection
+from quire.cli.output import (
+    Result,
+    make_console,
+    make_table,
+    make_text,
+    pluralize,
+    print_note,
+    show_progress,
+)
+from quire.cli.paths import write_atomically
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from quire.engine.source_scan import FoundSource
+    from quire.schemas.findings import ScanFindingSchema, ScanReportSchema
+    from quire.schemas.stats import UsageGroupSchema
+
+MAX_ROWS = 3
+"""Agents, projects, models, and pieces of evidence of a finding that are printed; `--json` lists more."""
+MAX_DAYS = 30
+BARS = "▁▂▃▄▅▆▇█"
+WIDE_COLUMNS = 110
+"""Width from which agents, projects and models are next to each other."""
+
+
+async def command(
+    *,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one file for a browser, too.")
+    ] = None,
+    overrides: SetOptions = None,
+) -> Result:
+    """Find what agents have stored on this machine, import what is new, and print what it cost and wasted.
+
+    Reads the files of Claude Code, Codex and the other programs of `quire import` at their usual places, and changes
+    nothing but Quire's own database. Findings are ordered by cost, each with its evidence and a command that shows it.
+    """
+    document = await scan(overrides, is_final_only=html is not None)
+    if html is not None:
+        from quire.cli.findings_html import render_html
+
+        write_atomically(html, render_html(document))
+        print_note(f"Wrote {html}.")
+    return Result(document, lambda console: draw_findings(document, console))
+
+
+async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = False) -> "ScanReportSchema":
+    """Imports what is new and returns the findings; prints those of the newest sessions while the others are read."""
+    from quire.cli.engine_setup import load_cli_settings, open_engine_from_settings, resolve_database_url
+    from quire.engine.file_import import ImportOptions
+    from quire.engine.source_scan import (
+        FIRST_BYTES,
+        find_sources,
+        import_sources,
+        read_findings,
+        select_changed,
+        split_newest,
+    )
+    from quire.schemas.findings import ScanReportSchema
+    from quire.usage.insights import count_usage
+
+    enable_garbage_collection()
+    found = find_sources(os.environ)
+    options = ImportOptions(processes=os.cpu_count() or 1, indexes=False)
+    async with open_engine_from_settings(overrides) as engine:
+        changed = select_changed(found, await engine.store.imports.list_files())
+        database = resolve_database_url(load_cli_settings(overrides).settings).removeprefix("sqlite:///")
+        print_note(format_plan(found, changed, database))
+        newest, others = split_newest(changed)
+        total, failed = sum(len(each.files) for each in changed), 0
+        with show_progress("Reading") as bar:
+            for part, before in ((newest, 0), (others, sum(len(each.files) for each in newest))):
+                report = await import_sources(
+                    engine, part, options, on_progress=lambda _, files, before=before: bar.update(before + files, total)
+                )
+                failed += report.error_count
+                is_long = sum(each.size for each in others) > FIRST_BYTES
+                if part is newest and is_long and not is_final_only:
+                    bar.close()
+                    await count_usage(engine.store.usage)
+                    first = ScanReportSchema.from_report(await read_findings(engine.store, found))
+                    _print_first(first, sum(len(each.files) for each in newest), total)
+        with show_progress("Counting"):
+            await count_usage(engine.store.usage)
+            findings = await read_findings(engine.store, found)
+    if failed:
+        print_note(f"{pluralize(failed, 'item')} could not be read; `quire import SOURCE` lists them.")
+    return ScanReportSchema.from_report(findings)
+
+
+def format_plan(found: "Sequence[FoundSource]", changed: "Sequence[FoundSource]", database: str) -> str:
+    """What is read, and what is written."""
+    if not found:
+        return "No agent has stored sessions on this machine. `quire import --help` lists the programs that are known."
+    names = ", ".join(
+        f"{each.source.title} ({pluralize(len(each.files), 'file')}, {_format_size(each.size)})" for each in found
+    )
+    new = sum(len(each.files) for each in changed)
+    reads = f"Reads {pluralize(new, 'file')} that {'is' if new == 1 else 'are'} new" if new else "Nothing is new"
+    return f"Found {names}.\n{reads}; writes only {database}."
+
+
+def _format_size(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{max(0.1, size / 1e6):.1f} MB"
+
+
+def _print_first(document: "ScanReportSchema", files: int, total: int) -> None:
+    import sys
+
+    console = make_console(sys.stderr)
+    console.print(make_text(f"First findings, from the newest {files:,} of {total:,} files:", style="bold"))
+    for finding in document.findings[:MAX_ROWS]:
+        console.print(make_text(f"  {finding.title}"))
+
+
+def draw_findings(document: "ScanReportSchema", console: "Console") -> "Iterable[RenderableType]":
+    from rich.columns import Columns
+
+    from quire.cli.findings_text import format_total_cost, list_days, name_agents
+
+    totals, days = document.totals, document.days
+    if not totals.requests:
+        yield make_text("No request with a model is stored yet.")
+        return
+    span = f"{days[0].name} to {days[-1].name}" if days else ""
+    conversations = pluralize(document.conversations, "conversation")
+    yield make_text(f"{format_total_cost(totals)} in {conversations}, {span}", style="bold")
+    facts = [
+        f"{pluralize(totals.requests, 'request')}",
+        f"{totals.cache_share:.0%} of the input from the cache",
+        f"sub-agents ${document.sub_agent_usd:,.2f}" if document.sub_agent_usd else "",
+    ]
+    yield make_text(" · ".join(filter(None, facts)))
+    yield make_text("")
+    tables = [
+        _draw_groups(name, groups)
+        for name, groups in (
+            ("agent", name_agents(document.agents)),
+            ("project", document.projects),
+            ("model", document.models),
+        )
+    ]
+    yield Columns(tables, padding=(0, 4)) if console.width >= WIDE_COLUMNS else _stack(tables)
+    newest = list_days(days, MAX_DAYS)
+    if len(newest) > 1:
+        most, highest = max(newest, key=lambda each: each[1])
+        bars = "".join(BARS[min(7, int(8 * cost / (highest or 1.0)))] if cost else " " for _, cost in newest)
+        yield make_text("")
+        yield make_text(f"{bars}  the last {len(newest)} days, most on {most}: ${highest:,.2f}")
+    yield make_text("")
+    if not document.findings:
+        yield make_text("Nothing was wasted that Quire can see.")
+        return
+    yield make_text("Findings, the most expensive first", style="bold")
+    for number, finding in enumerate(document.findings, start=1):
+        yield make_text("")
+        yield from _draw_finding(number, finding)
+
+
+def _stack(tables: "Sequence[RenderableType]") -> "RenderableType":
+    from rich.console import Group
+
+    return Group(*tables)
+
+
+def _draw_groups(name: str, groups: "Sequence[UsageGroupSchema]") -> "RenderableType":
+    from quire.cli.findings_text import shorten_name
+
+    rows = [
+        (shorten_name(each.name) or "(none)", f"${each.counts.cost_usd:,.2f}")
+        for each in groups[:MAX_ROWS]
+        if each.counts.cost_usd
+    ]
+    return make_table(name, "cost", rows=rows, right_aligned=("cost",))
+
+
+def _draw_finding(number: int, finding: "ScanFindingSchema") -> "Iterable[RenderableType]":
+    from rich.padding import Padding
+    from rich.table import Table
+
+    from quire.cli.findings_text import format_evidence
+
+    heading = Table.grid(padding=(0, 1))
+    heading.add_row(make_text(f"{number:>2}.", style="bold"), make_text(finding.title, style="bold"))
+    yield heading
+    for each in finding.evidence[:MAX_ROWS]:
+        yield Padding(make_text(format_evidence(each)), (0, 0, 0, 4))
+    if finding.total > MAX_ROWS:
+        yield Padding(make_text(f"and {finding.total - MAX_ROWS:,} more", style="dim"), (0, 0, 0, 4))
+    yield Padding(make_text(f"→ {finding.advice}", style="dim"), (0, 0, 0, 4))
+    yield Padding(make_text(f"$ {finding.command}", style="cyan"), (0, 0, 0, 4))

@@ -1,0 +1,1 @@
+"""Findings: what stored sessions cost, and where tokens, cache and work were wasted."""

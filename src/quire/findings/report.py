@@ -1,0 +1,336 @@
+"""Findings from the usage roll-up, from what was noticed in sessions, and from files that will be deleted. Pure.
+
+A finding sums up all evidence of one kind. Findings are ordered by what they cost, the largest first.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal, NamedTuple, get_args
+
+from pydantic_core import from_json
+
+from quire.findings.observer import Observation, ObservationKind
+from quire.log.observations import ObservedConversation
+from quire.usage.contribution import DAY_MICROSECONDS, NANOS_PER_DOLLAR, UsageCounts
+from quire.usage.insights import format_day
+from quire.usage.report import ConversationCost, RollupReport, UsageGroup
+
+FindingKind = Literal[
+    "cache_break",
+    "cache_share",
+    "said_again",
+    "unused_result",
+    "fixed_prompt",
+    "repeated_read",
+    "failed_command",
+    "expensive_day",
+    "sub_agents",
+    "expiring",
+]
+MAX_EVIDENCE = 100
+"""Pieces of evidence that a finding lists, the largest first; more are counted."""
+MIN_ACTIVE_DAYS, EXPENSIVE_DAY_FACTOR, MIN_EXPENSIVE_DAY_USD = 5, 3, 5.0
+"""A day is expensive from this cost and multiple of the median on, where that many days have a cost."""
+MIN_SUB_AGENT_SHARE, MIN_SUB_AGENT_USD = 0.25, 0.1
+"""Share of a session's cost, and the cost, from which its sub-agents are evidence."""
+SHOWN_ENTRIES = 3
+
+
+class Evidence(NamedTuple):
+    text: str
+    project: str
+    """Folder that the session worked in; empty if it is not of one."""
+    conversation: str | None
+    tokens: int
+    cost_usd: float
+    command: str
+    """Command that shows it."""
+
+
+class Finding(NamedTuple):
+    kind: FindingKind
+    title: str
+    """One sentence with the numbers."""
+    advice: str
+    """What to do about it."""
+    cost_usd: float
+    tokens: int
+    evidence: tuple[Evidence, ...]
+    """At most `MAX_EVIDENCE`, the largest first."""
+    total: int
+    """Number of all evidence."""
+    command: str
+    """Command that shows the largest evidence."""
+
+
+class ExpiringFile(NamedTuple):
+    """A transcript that its program will delete."""
+
+    source: str
+    source_title: str
+    path: str
+    deleted_at: int
+    """Microseconds since 1970."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingsReport:
+    totals: UsageCounts
+    conversations: int
+    """Conversations with a cost."""
+    agents: Sequence[UsageGroup]
+    projects: Sequence[UsageGroup]
+    models: Sequence[UsageGroup]
+    days: Sequence[UsageGroup]
+    sub_agent_usd: float
+    findings: Sequence[Finding]
+
+
+class _Wording(NamedTuple):
+    title: str
+    """With `n` pieces of evidence, their `count`, the `sessions`, `tokens` and dollars in `cost`."""
+    advice: str
+    evidence: str
+    is_entry: bool = False
+    """Whether the entry shows it; else the timeline of the conversation does."""
+
+
+_WORDINGS: dict[ObservationKind, _Wording] = {
+    "cache_break": _Wording(
+        "The prompt cache broke {count:,} times in {sessions}: {tokens} processed again, {cost} more.",
+        "A pause longer than the cache's lifetime or another model in the same session costs the whole prompt again.",
+        "{text}: {tokens} again",
+    ),
+    "cache_share": _Wording(
+        "The cache served little of {sessions}: {tokens} at the full price, {cost} more than from the cache.",
+        "Look for a timestamp or a changing tool list at the start of the prompt.",
+        "{text}, {count:,} requests",
+    ),
+    "said_again": _Wording(
+        "After a compaction, you had to say {n} again that its summary had lost, in {sessions}.",
+        "Pin such messages, or undo the compaction: `quire run` keeps both possible.",
+        "“{text}”",
+        is_entry=True,
+    ),
+    "unused_result": _Wording(
+        "{n} of tools filled the window and no reply used them: {tokens}, carried through later requests for {cost}.",
+        "Ask for less output: a range, a filter, the first lines.",
+        "{text}: {tokens} in {count:,} requests",
+        is_entry=True,
+    ),
+    "fixed_prompt": _Wording(
+        "{sessions} began with over {smallest} of instructions and tool definitions before your first word: {cost}.",
+        "Turn off MCP servers and tools that these projects do not use.",
+        "{tokens} in each of {count:,} requests, {text}",
+    ),
+    "repeated_read": _Wording(
+        "The same file was read again and again, unchanged: {n} in {sessions}, {tokens} more, {cost}.",
+        "Often a compaction or a cut result makes an agent forget a file that it has read.",
+        "{count:,} × {text}: {tokens}",
+        is_entry=True,
+    ),
+    "failed_command": _Wording(
+        "{n} failed again and again without a change in between, in {sessions}.",
+        "Say in the project's instructions what these commands need.",
+        "{count:,} × {text}",
+        is_entry=True,
+    ),
+}
+_NOUNS: dict[ObservationKind, str] = {
+    "cache_break": "session",
+    "cache_share": "session",
+    "said_again": "fact",
+    "unused_result": "result",
+    "fixed_prompt": "session",
+    "repeated_read": "file",
+    "failed_command": "command",
+}
+
+
+def build_report(
+    usage: RollupReport,
+    costs: Sequence[ConversationCost],
+    observed: Iterable[ObservedConversation],
+    expiring: Sequence[ExpiringFile],
+) -> FindingsReport:
+    """All findings. `usage` has the groups by source, project, model and day of the whole time."""
+    findings = [*_sum_up_observations(observed)]
+    findings += _find_expensive_days(usage.groups["day"])
+    sub_agent_findings, sub_agent_usd = _find_sub_agent_costs(costs)
+    findings += sub_agent_findings
+    findings += _find_expiring(expiring, costs)
+    return FindingsReport(
+        totals=usage.totals,
+        conversations=len(costs),
+        agents=usage.groups["source"],
+        projects=usage.groups["project"],
+        models=usage.groups["model"],
+        days=usage.groups["day"],
+        sub_agent_usd=sub_agent_usd,
+        findings=sorted(findings, key=lambda each: (-each.cost_usd, -each.tokens, each.kind)),
+    )
+
+
+def _sum_up_observations(observed: Iterable[ObservedConversation]) -> Iterable[Finding]:
+    by_kind: defaultdict[ObservationKind, list[tuple[ObservedConversation, Observation]]] = defaultdict(list)
+    for conversation in observed:
+        for fields in from_json(conversation.observations):
+            observation = Observation._make(fields)
+            if observation.kind in _WORDINGS:
+                by_kind[observation.kind].append((conversation, observation))
+    for kind in get_args(ObservationKind):
+        items = sorted(by_kind[kind], key=lambda each: (-each[1].cost_usd, -each[1].tokens, each[0].conversation))
+        if not items:
+            continue
+        wording = _WORDINGS[kind]
+        tokens, cost = sum(each.tokens for _, each in items), sum(each.cost_usd for _, each in items)
+        evidence = tuple(
+            Evidence(
+                wording.evidence.format(text=each.text, count=each.times, tokens=format_tokens(each.tokens)),
+                conversation.project or "",
+                conversation.conversation,
+                each.tokens,
+                each.cost_usd,
+                _format_show(conversation.conversation, each.item)
+                if wording.is_entry
+                else f"quire context timeline {conversation.conversation}",
+            )
+            for conversation, each in items[:MAX_EVIDENCE]
+        )
+        title = wording.title.format(
+            n=_count(len(items), _NOUNS[kind]),
+            count=sum(each.times for _, each in items),
+            sessions=_count(len({conversation.conversation for conversation, _ in items}), "session"),
+            tokens=format_tokens(tokens),
+            smallest=format_tokens(min(each.tokens for _, each in items)),
+            cost=format_dollars(cost),
+        )
+        yield Finding(kind, title, wording.advice, cost, tokens, evidence, len(items), evidence[0].command)
+
+
+def _format_show(conversation: str, position: str) -> str:
+    branch, _, seq = position.partition(":")
+    # The call or answer before it is part of the evidence.
+    first = max(1, int(seq or 1) - 1)
+    on_branch = f" --branch {branch}" if branch != "0" else ""
+    return f"quire conversation show {conversation}{on_branch} --first {first} --limit {SHOWN_ENTRIES}"
+
+
+def _find_expensive_days(days: Sequence[UsageGroup]) -> Iterable[Finding]:
+    costs = {day.day or 0: day.counts for day in days if day.counts.cost_nanos}
+    if len(costs) < MIN_ACTIVE_DAYS:
+        return
+    usual = median(counts.cost_nanos for counts in costs.values()) / NANOS_PER_DOLLAR
+    limit = max(EXPENSIVE_DAY_FACTOR * usual, MIN_EXPENSIVE_DAY_USD)
+    expensive = sorted(
+        ((counts.cost_nanos / NANOS_PER_DOLLAR, day, counts) for day, counts in costs.items()), reverse=True
+    )
+    expensive = [each for each in expensive if each[0] >= limit]
+    if not expensive:
+        return
+    evidence = tuple(
+        Evidence(
+            f"{format_day(day)}: {format_dollars(cost)} in {counts.requests:,} requests",
+            "",
+            None,
+            counts.input_tokens + counts.output_tokens,
+            cost,
+            f"quire stats --since {format_day(day)}",
+        )
+        for cost, day, counts in expensive[:MAX_EVIDENCE]
+    )
+    total = sum(each[0] for each in expensive)
+    title = (
+        f"{_count(len(expensive), 'day')} cost {format_dollars(total)}, "
+        f"where the usual day costs {format_dollars(usual)}."
+    )
+    advice = "`quire config set daily_budget 10` warns in the status line, and stops if `daily_budget_stops` is set."
+    tokens = sum(each.tokens for each in evidence)
+    yield Finding("expensive_day", title, advice, total, tokens, evidence, len(expensive), evidence[0].command)
+
+
+def _find_sub_agent_costs(costs: Sequence[ConversationCost]) -> tuple[list[Finding], float]:
+    sessions: defaultdict[tuple[str, str], list[ConversationCost]] = defaultdict(list)
+    for each in costs:
+        sessions[each.client, each.session or each.conversation].append(each)
+    total = sum(each.cost_nanos for each in costs if each.is_sub_agent) / NANOS_PER_DOLLAR
+    evidence: list[Evidence] = []
+    for conversations in sessions.values():
+        sub_agents = [each for each in conversations if each.is_sub_agent]
+        cost = sum(each.cost_nanos for each in sub_agents) / NANOS_PER_DOLLAR
+        share = cost * NANOS_PER_DOLLAR / sum(each.cost_nanos for each in conversations)
+        if cost >= MIN_SUB_AGENT_USD and share >= MIN_SUB_AGENT_SHARE:
+            main = next((each for each in conversations if not each.is_sub_agent), sub_agents[0])
+            text = f"{_count(len(sub_agents), 'sub-agent')}: {format_dollars(cost)}, {share:.0%} of the session"
+            command = f"quire stats {sub_agents[0].conversation}"
+            evidence.append(Evidence(text, main.project, main.conversation, 0, cost, command))
+    if not evidence:
+        return [], total
+    evidence.sort(key=lambda each: -each.cost_usd)
+    everything = sum(each.cost_nanos for each in costs) / NANOS_PER_DOLLAR
+    title = (
+        f"Sub-agents cost {format_dollars(total)}, {total / everything:.0%} of everything; in "
+        f"{_count(len(evidence), 'session')} a quarter or more."
+    )
+    advice = "A smaller model for sub-agents is one line in the agent's settings."
+    finding = Finding(
+        "sub_agents", title, advice, total, 0, tuple(evidence[:MAX_EVIDENCE]), len(evidence), evidence[0].command
+    )
+    return [finding], total
+
+
+def _find_expiring(files: Sequence[ExpiringFile], costs: Sequence[ConversationCost]) -> Iterable[Finding]:
+    if not files:
+        return
+    by_session = {each.session: each for each in costs if each.session and not each.is_sub_agent}
+    evidence: list[Evidence] = []
+    for file in sorted(files, key=lambda each: (each.deleted_at, each.path)):
+        name = file.path.replace("\\", "/").rpartition("/")[2]
+        session = by_session.get(name.partition(".")[0])
+        command = (
+            f"quire conversation show {session.conversation}"
+            if session is not None
+            else f"quire import {file.source} --dry-run"
+        )
+        evidence.append(
+            Evidence(
+                f"{format_day(file.deleted_at // DAY_MICROSECONDS)}: {file.path} ({file.reason})",
+                session.project if session is not None else "",
+                session.conversation if session is not None else None,
+                0,
+                session.cost_nanos / NANOS_PER_DOLLAR if session is not None else 0.0,
+                command,
+            )
+        )
+    programs = ", ".join(sorted({file.source_title for file in files}))
+    cost = sum(each.cost_usd for each in evidence)
+    first = format_day(min(file.deleted_at for file in files) // DAY_MICROSECONDS)
+    title = (
+        f"{programs} will delete {_count(len(files), 'transcript')} within a week, the first on {first}"
+        f"{f'; they cost {format_dollars(cost)}' if cost else ''}."
+    )
+    advice = "They are in Quire now. `quire service install` imports new ones as they are written."
+    yield Finding(
+        "expiring", title, advice, cost, 0, tuple(evidence[:MAX_EVIDENCE]), len(evidence), evidence[0].command
+    )
+
+
+def format_tokens(tokens: int) -> str:
+    """`950 tokens`, `12k tokens`, `3.4M tokens`."""
+    if tokens < 1_000:
+        return f"{tokens} tokens"
+    return f"{tokens / 1_000:.0f}k tokens" if tokens < 999_500 else f"{tokens / 1_000_000:.1f}M tokens"
+
+
+def format_dollars(cost_usd: float) -> str:
+    """Dollars with cents; less than a cent is said so."""
+    if not cost_usd:
+        return "no known price"
+    return f"${cost_usd:,.2f}" if cost_usd >= 0.005 else "less than $0.01"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,147 @@
+"""`quire scan` finds what is planted in the sessions of a home, nothing in clean ones, and changes no file."""
+
+import json
+import os
+import re
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from infra.agent_homes import PLANTED_KINDS, ClaudeSession, plant, write_clean_session, write_codex_session
+from infra.sizes import IS_FULL_SIZE
+from quire.cli.app import app
+
+PLANTED_OF_A_KIND = 6
+CLEAN_SESSIONS = 1_000 if IS_FULL_SIZE else 60
+MAX_FALSE = 3 if IS_FULL_SIZE else 0
+
+
+@pytest.fixture
+def agent_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in [name for name in os.environ if name.startswith(("QUIRE_", "XDG_", "CLAUDE_", "CODEX_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(home)
+    return home
+
+
+def run(*arguments: str) -> str:
+    outcome = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.stdout
+
+
+def scan() -> dict[str, Any]:
+    return json.loads(run("scan", "--json"))
+
+
+def list_versions(folder: Path) -> dict[str, tuple[int, int, int]]:
+    return {
+        str(path): (path.stat().st_mtime_ns, path.stat().st_size, path.stat().st_mode)
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def test_planted_waste_is_found_with_a_command_that_shows_it(agent_home: Path):
+    projects = agent_home / ".claude" / "projects"
+    planted = {
+        (kind, number): plant(projects, kind, number) for kind in PLANTED_KINDS for number in range(PLANTED_OF_A_KIND)
+    }
+    for number in range(30):
+        write_clean_session(projects, number, messages=20)
+        write_codex_session(agent_home / ".codex" / "sessions", number, messages=20, age_days=1 + number % 20)
+    before = list_versions(agent_home / ".claude")
+    report = scan()
+    found = {each["kind"]: each for each in report["findings"]}
+    missed: list[tuple[str, int]] = []
+    for (kind, number), text in planted.items():
+        evidence = found[kind]["evidence"] if kind in found else []
+        matching = [each for each in evidence if text in each["text"]]
+        if not matching:
+            missed.append((kind, number))
+    assert len(missed) <= 3, missed
+    assert list_versions(agent_home / ".claude") == before
+    # The most expensive first.
+    costs = [each["cost_usd"] for each in report["findings"]]
+    assert costs == sorted(costs, reverse=True)
+    # Each command runs, and the largest evidence of what is an entry is in its output.
+    for kind, finding in found.items():
+        output = run(*shlex.split(finding["command"])[1:])
+        if kind == "failed_command":
+            assert "docker compose" in output
+        elif kind == "repeated_read":
+            assert "config_" in output
+        elif kind == "said_again":
+            assert "registry-" in output
+    assert found["failed_command"]["total"] == PLANTED_OF_A_KIND
+    assert found["repeated_read"]["total"] == PLANTED_OF_A_KIND
+
+
+def test_clean_sessions_have_no_finding(agent_home: Path):
+    for number in range(CLEAN_SESSIONS):
+        write_clean_session(agent_home / ".claude" / "projects", number, messages=30)
+    false = [(each["kind"], each["evidence"][:2]) for each in scan()["findings"] for _ in range(each["total"])]
+    assert len(false) <= MAX_FALSE, false
+
+
+def test_a_second_scan_reads_only_what_changed(agent_home: Path, monkeypatch: pytest.MonkeyPatch):
+    projects = agent_home / ".claude" / "projects"
+    paths = [write_clean_session(projects, number) for number in range(3)]
+    plant(projects, "failed_command", 1)
+    first = scan()
+    read: list[Path] = []
+    from quire.importers.claude_code import ClaudeCodeSource
+
+    original = ClaudeCodeSource.read
+
+    def watch(source: ClaudeCodeSource, path: Path, *, since: int | None = None) -> Any:
+        read.append(path)
+        return original(source, path, since=since)
+
+    monkeypatch.setattr(ClaudeCodeSource, "read", watch)
+    assert scan() == first
+    assert read == []
+    lines = paths[0].read_text().splitlines()
+    paths[0].write_text("\n".join(lines[:-1]) + "\n")
+    os.utime(paths[0], (1_700_000_000, 1_700_000_000))
+    scan()
+    assert read == [paths[0]]
+
+
+def test_a_purge_erases_what_was_noticed(agent_home: Path):
+    projects = agent_home / ".claude" / "projects"
+    plant(projects, "failed_command", 1)
+    [finding] = [each for each in scan()["findings"] if each["kind"] == "failed_command"]
+    run("conversation", "purge", finding["evidence"][0]["conversation"], "--yes")
+    assert not any(each["kind"] == "failed_command" for each in scan()["findings"])
+
+
+def test_an_empty_home_gets_findings_from_quire_alone(agent_home: Path):
+    plant(agent_home / ".claude" / "projects", "failed_command", 1)
+    output = run()
+    assert "docker compose -p stack1 up" in output
+    assert "quire service install" in output
+    assert "Usage:" in run()
+
+
+def test_the_html_file_is_complete_and_shows_hostile_text_as_text(agent_home: Path):
+    projects = agent_home / ".claude" / "projects"
+    session = ClaudeSession(1, project="/home/dev/<b>app</b>", started_at=time.time() - 86_400)
+    for _ in range(4):
+        session.step("Bash", {"command": "echo '<script>alert(1)</script>' \x1b[31m"}, "Exit code 2", is_error=True)
+    session.save(projects)
+    run("scan", "--html", "report.html")
+    page = (agent_home / "report.html").read_text()
+    assert page.endswith("</html>\n")
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "<script" not in page
+    assert "<b>app" not in page
+    assert not re.search(r"(?:src|href|url)\s*[=(]", page)
+    assert "\x1b" not in page
