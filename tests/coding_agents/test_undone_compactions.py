@@ -1,5 +1,6 @@
 """Compactions by the real agents themselves, recognized, undone and restored by the gateway."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from test_edits_reach_agents import SUMMARY_REPLY, call_and_summarize, call_tool
 from infra.real_agents import Claude, Codex
 from infra.scripted_provider import ProviderRequest, ScriptedCall, ScriptedProvider, ScriptedReply
 from infra.sizes import IS_FULL_SIZE
+from quire.cli.run_host import format_lost_facts
+from quire.engine.client_compactions import find_client_compactions
 from quire.model import Compaction
 from quire.store import SqlStore
 
@@ -119,7 +122,7 @@ def run_commands(turns: list[tuple[int, int]]) -> Any:
         if not lines:
             return ScriptedReply("All read.")
         n = next(count)
-        command = f"echo fact {n}: pier {n} is closed; seq {n} {n + lines}"
+        command = f"echo fact {n}: pier {n} has the code QX{n + 4700}Z; seq {n} {n + lines}"
         return ScriptedReply("", calls=(ScriptedCall("Bash", {"command": command, "description": "Count"}),))
 
     return choose
@@ -196,3 +199,36 @@ async def test_facts_that_a_compaction_removed_come_back(
         assert set(read_facts(restored)) >= set(range(1, FACTS + 1))
         assert len(upstream.refused) == refused
         assert "<quire:pinned" not in str(restored.items)
+
+
+@pytest.mark.nightly
+async def test_facts_that_an_automatic_compaction_removed_come_back_by_the_command_that_quire_names(
+    store: SqlStore, provider: ScriptedProvider, make_claude: Callable[..., Claude]
+):
+    """An undo brings back what fits below the agent's limit, the newest first. The lost facts were before that."""
+    provider.script = upstream = BoundThinking(
+        call_and_summarize(run_commands([(FACTS, 40), (10, 2_000), (1, 5), (CALLS_AFTER_RESTORE, 5)]))
+    )
+    upstreams: Any = {"*": {"base_url": provider.openai_url, "speaks": ["messages"]}}
+    async with run_gateway(store, provider.openai_url, upstreams=upstreams, context_limit=200_000) as harness:
+        claude = make_claude(**get_address(harness), env=AUTO_COMPACT)
+        for flags in ((), ("--continue",), ("--continue",)):
+            run = await claude.run("Read on.", *flags)
+            assert run.exit_code == 0, run.stdout + run.stderr
+        assert count_compactions(provider) == 1
+        assert "QX4701Z" not in str(provider.requests[-1].items)
+        [main] = [each for each in await store.list_conversations() if each.origin and each.origin.purpose is None]
+        [compaction] = await find_client_compactions(store, main)
+        note = format_lost_facts(compaction)
+        command = re.search(r"`quire context restore ([\d,]+) ", note)
+        assert command is not None, note
+        for seq in command[1].split(","):
+            answer = await harness.http.delete(f"/api/conversations/{main.id}/drops/{seq}")
+            assert answer.is_success, answer.text
+        requests, refused = len(provider.requests), len(upstream.refused)
+        run = await claude.run("Go on.", "--continue")
+        assert run.exit_code == 0, run.stdout + run.stderr
+        restored = next(each for each in provider.requests[requests:] if "Bash" in each.tool_names)
+        text = str(restored.items)
+        assert sum(f"QX{number + 4700}Z" in text for number in range(1, FACTS + 1)) >= FACTS - 1
+        assert (count_compactions(provider), len(upstream.refused)) == (1, refused)

@@ -157,3 +157,38 @@ async def test_pinned_and_preserved_messages_stay_beside_the_summary(store: SqlS
     assert texts[1:] == ["message 2", "message 4", "message 6"]
     before = select_messages(await store.read_range("c", last=5))
     assert [each.message.text for each in before] == [f"message {number}" for number in range(1, 6)]
+
+
+async def test_dropped_messages_are_stubs_and_a_restored_one_is_whole(store: SqlStore):
+    from quire.model import Drop, Undrop
+
+    await store.create_conversation("c")
+    reply = Message(role="assistant", parts=(call("Bash", command="cat log"), call("Bash", "c2", command="ls")))
+    results = (Message.tool("c1", "long log " * 500), Message.tool("c2", "a.txt"))
+    await store.append("c", Message.user("Read this: secret plan."), reply, *results, Message.assistant("Read."))
+    await store.append("c", Drop(message=1), Drop(message=3), Drop(message=4), Undrop(message=4))
+    messages = [each.message for each in select_messages(await store.read_range("c"))]
+    assert messages[0].text == "[dropped by the user: a message, 23 characters; read #1]"
+    assert messages[1] == reply
+    [stub] = messages[2].tool_results
+    assert (stub.call_id, stub.text) == (
+        "c1", '[dropped by the user: Bash {"command": "cat log"}, 4,500 characters; read #3]'
+    )  # fmt: skip
+    assert messages[3:] == [results[1], Message.assistant("Read.")]
+    before = [each.message for each in select_messages(await store.read_range("c", last=5))]
+    assert before[2] == results[0]
+
+
+async def test_an_edited_summary_replaces_the_one_of_the_model(store: SqlStore):
+    from quire.model import Compaction, Restore, Span
+
+    await store.create_conversation("c")
+    await store.append("c", *(Message.user(f"message {number}") for number in range(1, 4)))
+    covers = Span(first=1, last=2)
+    await store.append("c", Compaction(number=1, covers=covers, summary="by the model"))
+    await store.append("c", Compaction(number=2, covers=covers, summary="by the user", trigger="edit", supersedes=4))
+    texts = [each.message.text for each in select_messages(await store.read_range("c"))]
+    assert "by the user" in texts[0]
+    assert texts[1:] == ["message 3"]
+    await store.append("c", Restore(compaction=5))
+    assert "by the model" in select_messages(await store.read_range("c"))[0].message.text

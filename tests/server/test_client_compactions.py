@@ -1,6 +1,9 @@
 """Compactions of an agent itself, in its session through the gateway: what its summary lost is named."""
 
-from gateway_fixtures import assistant_message, run_gateway, user_message
+from typing import Any
+
+import pytest
+from gateway_fixtures import assistant_message, run_gateway, system_message, user_message
 
 from fake_upstream import UpstreamRequest, make_completion, run_fake_upstream
 from quire.cli.run_host import format_lost_facts
@@ -11,9 +14,12 @@ PROMPT = "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff s
 SUMMARY = "<analysis>Port 7421.</analysis><summary>The user set up a server in /srv/quay.</summary>"
 
 
-async def test_the_facts_that_a_summary_of_the_agent_lost_are_listed(store: SqlStore):
+@pytest.mark.parametrize("reminders", [(), (system_message("Keep the user updated."),)])
+async def test_the_facts_that_a_summary_of_the_agent_lost_are_listed(
+    store: SqlStore, reminders: tuple[dict[str, Any], ...]
+):
     async def respond(request: UpstreamRequest) -> None:
-        is_prompt = request.body["messages"][-1]["content"] == PROMPT
+        is_prompt = user_message(PROMPT) in request.body["messages"]
         reply = SUMMARY if is_prompt else "Noted, I use /srv/quay. The build is QX4711Z."
         await request.respond(make_completion({"role": "assistant", "content": reply}, "stop"))
 
@@ -21,7 +27,7 @@ async def test_the_facts_that_a_summary_of_the_agent_lost_are_listed(store: SqlS
     reply = assistant_message("Noted, I use /srv/quay. The build is QX4711Z.")
     async with run_fake_upstream(respond) as up, run_gateway(store, up.url) as harness:
         await harness.ask(question)
-        await harness.ask(question, reply, user_message(PROMPT))
+        await harness.ask(question, reply, user_message(PROMPT), *reminders)
         # The agent kept the user's words and the summary.
         await harness.ask(question, user_message("Summary: a server in /srv/quay."), user_message("Go on."))
         conversations = [each.id for each in await store.list_conversations()]

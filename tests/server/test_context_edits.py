@@ -225,6 +225,78 @@ async def test_a_pinned_message_comes_back_in_the_first_request_after_a_compacti
         assert "Part 1: " not in provider.requests[-1].raw.decode()
 
 
+async def test_a_pinned_call_is_quoted_with_its_arguments(store: SqlStore):
+    """What an agent wrote into a file is in the arguments of a call."""
+    async with run_agent_gateway(store, "messages") as (harness, provider):
+        items = begin_session("messages")
+        await send_as_agent(harness, items[:-1])
+        [conversation] = await store.list_conversations()
+        call = next(each for each in await store.read_range(conversation.id) if each.role == "assistant")
+        await harness.http.post(f"/api/conversations/{conversation.id}/pins", json={"seq": call.seq})
+        provider.script = play(ScriptedReply(SUMMARY), ScriptedReply("Noted."))
+        await send_as_agent(harness, [*items, *make_question("messages", "Summarize this.")])
+        opening = "This session is being continued from a previous conversation that ran out of context."
+        await send_as_agent(harness, make_question("messages", f"{opening}\nSummary:\n{SUMMARY}"))
+        sent = str(provider.requests[-1].items)
+        assert "<quire:pinned" in sent
+        assert 'Bash {"command":"cat call_1"}' in sent
+
+
+async def test_a_reminder_behind_the_request_for_a_summary_does_not_hide_the_compaction(store: SqlStore):
+    """Claude Code ends a list with a message of the system's if the user has not heard from it for a while."""
+    async with run_agent_gateway(store, "messages") as (harness, provider):
+        items = begin_session("messages")
+        await send_as_agent(harness, items[:-1])
+        summarize: Item = {"type": "text", "text": "Summarize this."}
+        request = [*items[:-2], {**items[-2], "content": [*items[-2]["content"], summarize]}]
+        reminder: Item = {"role": "system", "content": [{"type": "text", "text": "Keep the user updated."}]}
+        provider.script = play(ScriptedReply(SUMMARY), ScriptedReply("Noted."))
+        await send_as_agent(harness, [*request, reminder])
+        opening = "This session is being continued from a previous conversation that ran out of context."
+        compacted = make_question("messages", f"{opening}\nSummary:\n{SUMMARY}")
+        await send_as_agent(harness, [*compacted, items[-1], *make_question("messages", "Go on.")])
+        [conversation] = await store.list_conversations()
+        answer = await harness.http.delete(f"/api/conversations/{conversation.id}/compaction")
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("manual", [True, False])
+@pytest.mark.parametrize("form", ["unchanged", "with a reminder", "in the message of the summary", "without a reply"])
+async def test_a_message_that_the_agent_kept_is_not_restored_again(store: SqlStore, form: str, *, manual: bool):
+    """What an agent keeps of its list may begin with the user's message, also in another form than it was sent."""
+    async with run_agent_gateway(store, "messages") as (harness, provider):
+        items: list[Item] = []
+        for number in range(6):
+            items += make_question("messages", f"Part {number}: " + "é" * 300)
+            await send_as_agent(harness, items)
+            items += make_answer("messages", "Noted.", "")
+        provider.script = play(ScriptedReply(SUMMARY), ScriptedReply("Noted."))
+        await send_as_agent(harness, [*items[:-2], *make_question("messages", "Summarize this.")])
+        opening = "This session is being continued from a previous conversation that ran out of context."
+        [summary] = make_question("messages", f"{opening}\nSummary:\n{SUMMARY}")
+        question, reply = items[-2:]
+        reminder: Item = {"type": "text", "text": "<system-reminder>Be brief.</system-reminder>"}
+        command = "<command-name>/compact</command-name> " if manual else ""
+        follow_up = make_question("messages", f"{command}Go on.")
+        compacted = {
+            "unchanged": [summary, question, reply, *follow_up],
+            "with a reminder": [summary, {**question, "content": [reminder, *question["content"]]}, reply, *follow_up],
+            "in the message of the summary": [
+                {**summary, "content": [*summary["content"], *question["content"]]}, reply, *follow_up,
+            ],
+            "without a reply": [summary, question, *follow_up],
+        }[form]  # fmt: skip
+        await send_as_agent(harness, compacted)
+        [conversation] = await store.list_conversations()
+        answer = await harness.http.delete(f"/api/conversations/{conversation.id}/compaction")
+        assert answer.status_code == 200, answer.text
+        compacted += [*make_answer("messages", "Noted.", ""), *make_question("messages", "And on.")]
+        await send_as_agent(harness, compacted)
+        sent = provider.requests[-1].raw.decode()
+        assert "Part 4: " in sent
+        assert sent.count("Part 5: ") == 1
+
+
 async def continue_restored(harness: GatewayHarness, provider: ScriptedProvider) -> tuple[str, list[Item]]:
     """A session that goes on after its compaction, which is then undone."""
     conversation, items = await compact_session(harness, provider)

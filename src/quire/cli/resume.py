@@ -154,4 +154,4 @@ def _start(program: ProgramName, session: "NativeSession", folder: Path, overrid
         run.command(program, list(session.arguments), overrides=list(overrides or ()))
         raise typer.Exit
     # The gateway has no wire format for its requests.
-    raise typer.Exit(subprocess.run([executable, *session.arguments], check=False).returncode)  # noqa: S603
+    raise typer.Exit(subprocess.run([executable, *session.arguments], check=False).returncode)  # noqa: S603 (the user chose it)

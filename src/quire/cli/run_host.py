@@ -311,7 +311,7 @@ def format_lost_facts(compaction: "ClientCompaction") -> str:
     strongest = facts[:MAX_NAMED_FACTS]
     named = [f"  #{fact.seq} {to_one_line(fact.text, MAX_FACT_CHARS)}" for fact in strongest]
     more = [f"  and {total - len(strongest)} more"] if total > len(strongest) else []
-    numbers = ",".join(str(seq) for seq in sorted({fact.seq for fact in strongest}))
+    numbers = ",".join(str(seq) for seq in sorted({fact.seq for fact in facts}))
     return "\n".join(
         [
             f"The agent replaced {compaction.messages} messages with its summary, which does not have:",

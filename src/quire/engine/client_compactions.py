@@ -5,6 +5,8 @@ then on. Claude Code asks on a fork and continues on the branch before; Codex as
 fork.
 """
 
+from collections.abc import Mapping
+from itertools import count
 from typing import NamedTuple
 
 from quire.compaction.lost_facts import LostFacts, find_lost_facts
@@ -66,8 +68,7 @@ async def find_client_compactions(
         (prompt, reply)
         for (name, branch, seq), prompt in own.items()
         if _is_summary_prompt(prompt)
-        and (reply := own.get((name, branch, seq + 1))) is not None
-        and reply.role == "assistant"
+        and (reply := _find_reply(own, name, branch, seq)) is not None
         and reply.created_at >= since
     ]
     summaries.sort(key=lambda each: each[1].created_at)
@@ -96,7 +97,7 @@ async def _compare(
     """Compares what the request for the summary has with the summary, and with what the request after it has."""
     covered, manifest = await _read_request(store, reply)
     remaining = (await _read_request(store, following))[0] if following is not None else []
-    removed = [(entry.seq, remove_boilerplate(entry.message)) for entry in covered if entry.seq != prompt.seq]
+    removed = [(entry.seq, remove_boilerplate(entry.message)) for entry in covered if entry.seq < prompt.seq]
     question = [part for part in prompt.message.parts if not _starts_prompt(part)]
     removed += (
         [(prompt.seq, remove_boilerplate(prompt.message.model_copy(update={"parts": tuple(question)})))]
@@ -137,6 +138,13 @@ async def _read_request(store: SqlStore, reply: Entry) -> tuple[list[Entry], Man
         reply.conversation, branch=reply.branch, first=min(spans, default=1), last=reply.seq - 1, kinds=["message"]
     )
     return entries, manifest
+
+
+def _find_reply(entries: Mapping[tuple[str, int, int], Entry], name: str, branch: int, prompt: int) -> Entry | None:
+    """The reply to a prompt. Reminders of the system's may be between them."""
+    following = (entries.get((name, branch, seq)) for seq in count(prompt + 1))
+    found = next(entry for entry in following if entry is None or entry.role != "system")
+    return found if found is not None and found.role == "assistant" else None
 
 
 def _is_summary_prompt(entry: Entry) -> bool:

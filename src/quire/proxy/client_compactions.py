@@ -25,6 +25,8 @@ MAX_SESSION_CONVERSATIONS = 20
 """Maximum number of a session's conversations whose newest replies may be the summary."""
 MAX_SESSION_BRANCHES = 6
 """Maximum number of branches of each, the most recently used ones."""
+MAX_QUESTION_ENTRIES = 4
+"""Newest messages of a branch among which the instruction to summarize is, and its answer."""
 MAX_SEARCHED_COMPACTIONS = 20
 """Newest compactions of a branch that are searched for a summary."""
 SUMMARY_OPENINGS = (
@@ -63,7 +65,7 @@ class SummaryReply:
     branch: Branch
     reply: Entry
     question: Entry | None
-    """The newest message before it: the instruction to summarize."""
+    """The user's newest message before it: the instruction to summarize. Reminders of the system's may follow it."""
 
     @property
     def is_side_call(self) -> bool:
@@ -122,10 +124,10 @@ async def load_summary_replies(store: SqlStore, origin: ConversationOrigin) -> l
             continue
         branches = sorted(await store.list_branches(record.id), key=lambda branch: -branch.updated_at)
         for branch in branches[:MAX_SESSION_BRANCHES]:
-            newest = await store.read_tail(record.id, 2, branch=branch.number, kinds=["message"])
+            newest = await store.read_tail(record.id, MAX_QUESTION_ENTRIES, branch=branch.number, kinds=["message"])
             if newest and newest[-1].role == "assistant" and not newest[-1].message.tool_calls:
-                question = newest[-2] if len(newest) > 1 else None
-                found.append(SummaryReply(record, branch, newest[-1], question))
+                earlier = (entry for entry in reversed(newest[:-1]) if entry.role != "system")
+                found.append(SummaryReply(record, branch, newest[-1], next(earlier, None)))
     return sorted(found, key=lambda each: -each.reply.created_at)
 
 

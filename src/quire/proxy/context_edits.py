@@ -9,16 +9,15 @@ other bytes are the client's.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
 from quire.model.entry_bodies import ContextEpoch, DroppedItem, EditedSummary, ListAnchor, QuotedMessage
 from quire.model.json_values import dump_json, is_object
 from quire.proxy.known_messages import iter_item_spans
 from quire.wire import WireMessage
-from quire.wire.item_edits import ItemEditor
-
-MAX_STUB_CHARS = 120
-"""Characters of a call in the stub of its result."""
+from quire.wire.item_edits import ItemEditor, list_texts
+from quire.wire.labels import describe_drop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,9 @@ def edit_list(
     _strip_thinking(replaced, items, epoch, editor, places)
     summary = epoch.summary
     if summary is not None and places.start <= summary.item.index and editor.holds_anchor(items, summary.item):
-        replaced.update(_replace_summary(items, summary, texts, restored, editor))
+        # The newest message when the epoch began, and all that followed it, stay.
+        earlier = items[: max(epoch.newest.index, summary.item.index + 1)]
+        replaced.update(_replace_summary(earlier, summary, texts, restored, editor))
     quoted: set[int] = set()
     for quote in epoch.quotes or ():
         text, index = texts.quotes.get(quote.message), quote.behind.index
@@ -82,22 +83,36 @@ def _replace_summary(
 ) -> dict[int, Sequence[WireMessage]]:
     """What takes the place of the client's summary and of the user's messages before it. Instructions stay."""
     index = summary.item.index
-    item = item if is_object(item := items[index]) else {}
-    other = [editor.replace_text(item, texts.summary)] if summary.compaction is not None and texts.summary else [item]
+    objects = [item if is_object(item) else {} for item in items]
     bare = [stripped for each in restored if (stripped := editor.strip_thinking(each)) is not None]
-    question_places = [at for at, each in enumerate(items[:index]) if is_object(each) and editor.is_question(each)]
-    if summary.restored is None or summary.is_partial:
-        # Clients keep the user's messages before the summary. One that is restored is at its own place again.
-        questions = Counter(editor.join_texts(each) for each in bare if editor.is_question(each))
-        replaced: dict[int, Sequence[WireMessage]] = {index: [*other, *bare]}
-        for at in reversed(question_places):
-            text = editor.join_texts(each) if is_object(each := items[at]) else ""
-            if questions[text] > 0:
-                questions[text] -= 1
-                replaced[at] = ()
-        return replaced
-    # A purge may have removed all of it.
-    return {**dict.fromkeys(question_places, ()), index: bare} if bare else {}
+    questions = Counter(editor.join_texts(each) for each in bare if editor.is_question(each))
+    question_places = [at for at, each in enumerate(objects) if editor.is_question(each)]
+    replies = (at for at, each in enumerate(objects) if at > index and editor.is_reply(each))
+    first_reply = next(replies, len(objects))
+    before = [at for at in question_places if at < index]
+    behind = [at for at in question_places if index < at < first_reply]
+    is_whole = summary.restored is not None and not summary.is_partial
+    if is_whole and not bare:
+        # A purge may have removed all of it.
+        return {}
+    if is_whole:
+        replaced: dict[int, Sequence[WireMessage]] = {**dict.fromkeys(before, ()), index: bare}
+    elif summary.compaction is not None and texts.summary:
+        replaced = {index: [editor.replace_text(objects[index], texts.summary), *bare]}
+    else:
+        replaced = {index: [editor.remove_texts(objects[index], questions.keys()), *bare]}
+    # Clients keep messages of the user before the summary and behind it. One that is restored is at its own place. The
+    # last one before a reply may repeat an earlier one, unless what is restored ends with it.
+    unanswered = [*takewhile(editor.is_question, reversed(bare))]
+    if unanswered and behind and set(list_texts(unanswered[0])) <= set(list_texts(objects[behind[-1]])):
+        questions[editor.join_texts(unanswered[0])] -= 1
+        replaced[behind[-1]] = ()
+    for at in reversed([*(() if is_whole else before), *behind[:-1]]):
+        text = editor.join_texts(objects[at])
+        if questions[text] > 0:
+            questions[text] -= 1
+            replaced[at] = ()
+    return replaced
 
 
 def _apply_drops(
@@ -128,7 +143,8 @@ def _apply_drops(
         if anchor is None or anchor.index not in places or not editor.holds_anchor(items, anchor):
             continue
         if is_object(item := items[anchor.index]):
-            replaced[anchor.index] = [editor.replace_text(item, _describe_drop("a message", drop))]
+            stub = describe_drop("a message", chars=drop.chars, message=drop.message)
+            replaced[anchor.index] = [editor.replace_text(item, stub)]
             dropped.add(drop.message)
     return restored, dropped
 
@@ -149,17 +165,11 @@ def _stub_results(
 ) -> WireMessage:
     """The item with stubs in place of dropped results; itself if it has none."""
     stubs = {
-        call_id: _describe_drop(calls.get(call_id, "a tool"), drops[call_id])
+        call_id: describe_drop(calls.get(call_id, "a tool"), chars=drop.chars, message=drop.message)
         for call_id, _ in editor.list_results(item)
-        if call_id in drops
+        if (drop := drops.get(call_id)) is not None
     }
     return editor.replace_results(item, stubs) if stubs else item
-
-
-def _describe_drop(source: str, drop: DroppedItem) -> str:
-    source = " ".join(source.split())
-    source = source if len(source) <= MAX_STUB_CHARS else f"{source[: MAX_STUB_CHARS - 1]}…"
-    return f"[dropped by the user: {source}, {drop.chars:,} characters; read #{drop.message}]"
 
 
 def _strip_thinking(

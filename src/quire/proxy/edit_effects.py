@@ -304,9 +304,8 @@ class _Loader:
             return tokens
         first = active.covers.last + 1 if active is not None and active.covers else compaction.covers.first
         store, name, branch = self.conversation.engine.store, self.conversation.id, self.conversation.branch
-        covered = await read_restorable(
-            store, name, Span(first=first, last=max(first, compaction.covers.last)), branch=branch
-        )
+        last = max(first, _find_list_start(self.request.manifest) - 1)
+        covered = await read_restorable(store, name, Span(first=first, last=last), branch=branch)
         forwarded = self.request.manifest.forwarded
         listed = (forwarded.client_list_tokens or 0) if forwarded is not None else 0
         room = await measure_restorable_tokens(

@@ -77,20 +77,14 @@ async def apply_edits(
     unedited = EditedRequest(client_request=client_request, match=match)
     if match.creates_conversation or match.delta_only:
         return unedited
-    branch = await engine.store.get_branch(match.conversation, match.branch)
-    items: object = client_request.body.get(client_request.codec.item_field)
-    if not _has_edits(branch.state, match) or not isinstance(items, list) or not items:
-        return unedited
-    return await ListEditor(client_request, match, engine, cast("list[object]", items), stores_epoch).apply(
-        branch.state
-    )
-
-
-def _has_edits(state: BranchState, match: HistoryMatch) -> bool:
-    if state.epoch is not None or state.drops or _list_lacking_pins(state, match):
-        return True
+    state = (await engine.store.get_branch(match.conversation, match.branch)).state
     active = state.active_compaction
-    return match.compaction is not None and (active is None or active.seq != match.compaction)
+    is_undone = match.compaction is not None and (active is None or active.seq != match.compaction)
+    has_edits = state.epoch is not None or bool(state.drops) or bool(_list_lacking_pins(state, match)) or is_undone
+    items: object = client_request.body.get(client_request.codec.item_field)
+    if not has_edits or not isinstance(items, list) or not items:
+        return unedited
+    return await ListEditor(client_request, match, engine, cast("list[object]", items), stores_epoch).apply(state)
 
 
 def _list_lacking_pins(state: BranchState, match: HistoryMatch) -> list[int]:
@@ -162,7 +156,17 @@ class ListEditor:
         """The epoch that begins with this list, if one does."""
         messages = await self._load_messages([*state.dropped, *pins])
         requested = RequestedEdits(
-            drops=[_to_target(messages[seq]) for seq in sorted(state.dropped) if seq in messages],
+            drops=[
+                DropTarget(
+                    seq,
+                    [(part.call_id, len(part.text)) for part in entry.message.tool_results],
+                    entry.tokens or 0,
+                    entry.message.role,
+                    entry.message.text,
+                )
+                for seq in sorted(state.dropped)
+                if (entry := messages.get(seq)) is not None
+            ],
             quotes=[pin for pin in pins if pin in messages],
             summary=summary,
         )
@@ -218,10 +222,8 @@ class ListEditor:
         if compaction.covers is None:
             return None
         first = active.covers.last + 1 if active is not None and active.covers is not None else compaction.covers.first
-        last = compaction.covers.last
-        if self.match.entry_range is not None:
-            # What the client has behind its summary is in its list already.
-            last = min(last, self.match.entry_range[0] - 1)
+        # Everything before the first stored message that the client has behind its summary.
+        last = self.match.entry_range[0] - 1 if self.match.entry_range is not None else compaction.covers.last
         covered = await self._read_range(Span(first=first, last=max(first, last)))
         assert self.match.compaction is not None
         room = await measure_restorable_tokens(
@@ -377,16 +379,11 @@ def choose_newest(entries: Sequence[Entry], max_tokens: int) -> Sequence[Entry]:
     return entries[fitting:]
 
 
-def _to_target(entry: Entry) -> DropTarget:
-    message = entry.message
-    results = [(part.call_id, len(part.text)) for part in message.tool_results]
-    return DropTarget(entry.seq, results, entry.tokens or 0, message.role, message.text)
-
-
 def _quote(entry: Entry) -> str:
     """A message of the log as labelled data."""
     message = entry.message
-    texts = [message.text, *(part.text for part in message.tool_results)]
+    calls = (f"{call.name} {call.arguments}" for call in message.tool_calls)
+    texts = [message.text, *calls, *(part.text for part in message.tool_results)]
     return label_text("pinned", "\n".join(filter(None, texts)), message=f"#{entry.seq}", role=message.role)
 
 

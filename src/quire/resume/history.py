@@ -7,7 +7,7 @@ result, tools that the agent does not have become text, and what it cannot take 
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeGuard
 from uuid import uuid4
@@ -31,7 +31,7 @@ from quire.model.state import ActiveCompaction, apply_entry
 from quire.resume.session import TimedMessage
 from quire.resume.tool_equivalents import ProgramName, translate_call
 from quire.wire.base import BlobLoader
-from quire.wire.labels import label_text
+from quire.wire.labels import describe_drop, label_text
 from quire.wire.media import PDF_MEDIA_TYPE, describe_media, resolve_url, split_data_url
 from quire.wire.messages.render import OPENER_TEXT
 
@@ -68,7 +68,7 @@ def select_messages(entries: Iterable[Entry]) -> list[TimedMessage]:
     """The messages of the context after these entries, which are a branch from its first entry on.
 
     A compaction that is active after the last entry replaces what it covers by its summary; one that was undone does
-    not. This is the only place that decides what a resumed session has of the log.
+    not. A message that is dropped is a stub. This is the only place that decides what a resumed session has of the log.
     """
     state, compactions = BranchState(), dict[int, tuple[Entry, Compaction]]()
 
@@ -93,12 +93,29 @@ def select_messages(entries: Iterable[Entry]) -> list[TimedMessage]:
         entry, compaction = compactions[active.seq]
         if compaction.summary:
             messages.append(TimedMessage(entry.created_at, Message.user(label_text("summary", compaction.summary))))
+    calls = {call.id: f"{call.name} {call.arguments}" for entry in stored for call in entry.message.tool_calls}
     for entry in stored:
         is_covered = active is not None and active.covers is not None and entry.seq in active.covers
         if not is_covered or entry.seq in preserved:
             usage = entry.metadata.usage
-            messages.append(TimedMessage(entry.created_at, entry.message, usage.model if usage is not None else None))
+            message = _drop_content(entry, calls) if entry.seq in state.dropped else entry.message
+            messages.append(TimedMessage(entry.created_at, message, usage.model if usage is not None else None))
     return messages
+
+
+def _drop_content(entry: Entry, calls: Mapping[str, str]) -> Message:
+    """The message with stubs in place of its results, or of its texts and media; calls stay."""
+    parts: list[Part] = []
+    for part in entry.message.parts:
+        if isinstance(part, ToolResultPart):
+            stub = describe_drop(calls.get(part.call_id, "a tool"), chars=len(part.text), message=entry.seq)
+            parts.append(part.model_copy(update={"content": (TextPart(text=stub),)}))
+        elif not _is_content(part):
+            parts.append(part)
+    if entry.role != "tool":
+        stub = describe_drop("a message", chars=len(entry.message.text), message=entry.seq)
+        parts.insert(0, TextPart(text=stub))
+    return entry.message.model_copy(update={"parts": tuple(parts)})
 
 
 def adapt_history(

@@ -4,7 +4,7 @@ What an edit does not name stays as the client sent it, field by field: provider
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -71,6 +71,12 @@ class ItemEditor(ABC):
     def join_texts(self, item: WireMessage) -> str:
         """All texts of a message, joined."""
         return "".join(list_texts(item))
+
+    def remove_texts(self, item: WireMessage, texts: Collection[str]) -> WireMessage:
+        """The item without blocks of these texts, if another one is left."""
+        blocks = filter_objects(item.get("content"))
+        remaining = [block for block in blocks if block.get("text") not in texts]
+        return {**item, "content": remaining} if remaining and len(remaining) < len(blocks) else item
 
     def is_reply(self, item: WireMessage) -> bool:
         return item.get("role") == "assistant"
