@@ -21,6 +21,8 @@ import demo  # noqa: E402
 from infra.agent_sessions import AgentSessions, create_agent_sessions  # noqa: E402
 from infra.journeys import WINDOW_TOKENS, create_journeys  # noqa: E402
 from infra.long_turn import QUESTION, make_steps  # noqa: E402
+from infra.picture_sessions import create_agent_turn, create_long_chat, import_claude_code_session  # noqa: E402
+from quire.engine import Engine  # noqa: E402
 from quire.model import Message  # noqa: E402
 from quire.server.addresses import bind_socket  # noqa: E402
 from quire.server.app import create_app  # noqa: E402
@@ -45,6 +47,8 @@ async def main(*, only: str | None) -> None:
                 if only in (None, "page"):
                     long_turn_id = await create_long_turn(state)
                     await take_pictures(f"{address}/{conversation_id}", f"{address}/{long_turn_id}")
+                if only in (None, "timeline"):
+                    await take_timeline_pictures(address, state.engine_for(DEFAULT_TENANT), Path(folder))
                 if only in (None, "agents"):
                     await take_agent_pictures(address, await create_agent_sessions(state.store))
                 if only in (None, "backtest"):
@@ -80,6 +84,23 @@ async def launch_browser() -> AsyncGenerator[Browser]:
         browser = await playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
         yield browser
         await browser.close()
+
+
+async def take_timeline_pictures(address: str, engine: Engine, folder: Path) -> None:
+    """The picture of all requests: a long chat, one turn of many calls, an import."""
+    chat, turn = await create_long_chat(engine), await create_agent_turn(engine)
+    imported = await import_claude_code_session(engine, folder / "transcripts")
+    pictures = {
+        "page-timeline": (chat, {}),
+        "page-timeline-phone": (chat, {"phone": True}),
+        "page-timeline-agent-dark": (turn, {"dark": True}),
+        "page-timeline-import": (imported, {}),
+    }
+    async with launch_browser() as browser:
+        for name, (conversation, options) in pictures.items():
+            page = await open_page(browser, f"{address}/{conversation}", **{"dark": False, **options})
+            await page.get_by_role("slider", name="Request").wait_for()
+            await take_screenshot(page, name)
 
 
 async def take_agent_pictures(address: str, sessions: AgentSessions) -> None:
@@ -160,5 +181,7 @@ async def take_screenshot(page: Page, name: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=("page", "agents", "backtest"), help="take only some of the pictures")
+    parser.add_argument(
+        "--only", choices=("page", "timeline", "agents", "backtest"), help="take only some of the pictures"
+    )
     asyncio.run(main(only=parser.parse_args().only))

@@ -158,6 +158,8 @@ async def test_an_imported_request_has_what_its_usage_says(store: SqlStore) -> N
     assert (first.fates, second.fates, second.turn) == ("w", "s3w3", 3)
     [event] = timeline.events
     assert (event.author, event.freed_tokens) == ("client", 800)
+    await store.append("c", summary.model_copy(update={"number": 2, "supersedes": event.seq, "tokens_after": 0}))
+    assert (await load_timeline(store, "c")).events[-1].freed_tokens is None, "what was left is not known"
 
 
 def make_manifest(decisions: Sequence[Decision], forwarded: ForwardedRequest | None = None) -> Manifest:

@@ -208,6 +208,40 @@ def test_panels(start_tour: StartTour, page_server: PageServer, demo_conversatio
     assert tour.report() == ""
 
 
+def test_the_picture_of_requests(start_tour: StartTour, page_server: PageServer, demo_conversation: str) -> None:
+    tour = start_tour(page_server)
+    page = tour.page
+    tour.open(demo_conversation)
+    picture = page.get_by_role("region", name="As the model saw it")
+    slider = picture.get_by_role("slider", name="Request")
+    expect(slider).to_be_visible()
+    larger = picture.get_by_role("button", name="Larger picture")
+    while larger.is_enabled():
+        larger.click()
+    tour.check("picture-large")
+    picture.get_by_text("The same as a table").click()
+    tour.check("picture-table")
+    picture.get_by_text("The same as a table").click()
+    slider.focus()
+    page.keyboard.press("Control+ArrowLeft")
+    expect(picture.get_by_role("button", name="Open the request")).to_be_visible()
+    tour.check("picture-selected")
+    page.keyboard.press("Shift+ArrowLeft")
+    expect(picture.get_by_role("button", name="Compare the two")).to_be_visible()
+    tour.check("picture-range")
+    page.keyboard.press("ArrowRight")
+    picture.get_by_role("button", name="Summary of the compaction").click()
+    expect(picture.get_by_role("article")).to_be_visible()
+    tour.check("picture-summary")
+    slider.focus()
+    for _ in range(6):
+        page.keyboard.press("+")
+    tour.check("picture-zoomed")
+    picture.get_by_role("button", name="As the model saw it").click()
+    tour.check("picture-closed")
+    assert tour.report() == ""
+
+
 LONG_TEXT = "\n".join(f"row {number}" for number in range(1, 61))
 COLUMNS = range(9)
 TABLE = [" | ".join(f"column {number}" for number in COLUMNS), "---|" * 9, " | ".join("cell" for _ in COLUMNS)]

@@ -1,6 +1,7 @@
 import { expect, test } from "vitest";
 
-import type { ContextUsage, Decision, Manifest, ReferencedDocument, RequestSummary } from "../src/api/types";
+import type { ContextUsage, Decision, Manifest, ReferencedDocument } from "../src/api/types";
+import type { Cut, TimelineRequest } from "../src/lib/requestTimeline";
 import { layOutChart, roundUp } from "../src/lib/chart";
 import { layOutGraph } from "../src/lib/graph";
 import { countDocumentTokens, formatBadge, formatItemCounts, formatName, listExcluded, listIncluded } from "../src/lib/manifest";
@@ -41,12 +42,10 @@ test("above the trigger the sentence names the whole history, and no share of th
   expect(describeUsage({ ...over, proposes_compaction: true })).toContain("omits the oldest messages");
 });
 
-test("bars fit into the chart, and compactions are marked where the active compaction changes", () => {
-  const request = (reply: number, tokens: number, compaction_seq: number | null) =>
-    ({ reply, created_at: 0, model: "m", total_tokens: tokens, full_history_tokens: tokens, window: 5_000,
-      trigger_tokens: 4_250, max_input_tokens: 4_500, compaction_seq,
-      usage: { input_tokens: tokens, output_tokens: 1, cache_read_tokens: tokens / 2, cache_write_tokens: 0 } }) as RequestSummary;
-  const { bars } = layOutChart([request(2, 1_000, null), request(4, 3_000, null), request(8, 900, 7), request(10, 1_200, 7)], 300, 100);
+test("bars fit into the chart, and compactions are marked before the first request that has them", () => {
+  const request = (reply: number, total: number) => ({ reply, total, trigger: 4_250, cacheRead: total / 2 }) as TimelineRequest;
+  const cuts = [{ index: 2, freed: 2_100 } as Cut];
+  const { bars } = layOutChart([request(2, 1_000), request(4, 3_000), request(8, 900), request(10, 1_200)], cuts, 300, 100);
   expect(bars.map((bar) => bar.compacted)).toEqual([false, false, true, false]);
   for (const bar of bars) {
     expect(bar.y).toBeGreaterThanOrEqual(0);

@@ -1,8 +1,8 @@
 import { expect, test } from "vitest";
 
 import type { TimelineEvent, TimelinePage } from "../src/api/types";
-import { addPage, chooseColumns, decodeFates, EMPTY_TIMELINE, findCuts, findTopTokens, sumTimeline } from "../src/lib/requestTimeline";
-import { findMessage, findRequest, layOutPicture } from "../src/lib/timelinePicture";
+import { addPage, countFates, decodeFates, EMPTY_TIMELINE, findCuts, findFirstWhole, findScale, sumTimeline } from "../src/lib/requestTimeline";
+import { findCut, findMessage, findRequest, layOutPicture } from "../src/lib/timelinePicture";
 
 function makeEvent(seq: number, changes: Partial<TimelineEvent> = {}): TimelineEvent {
   return { seq, created_at: 0, kind: "compaction", author: "quire", trigger: "threshold", span: null, freed_tokens: null, undone: null, cost_usd: null, ...changes };
@@ -41,29 +41,49 @@ test("an imported request has a total and no slots", () => {
 });
 
 test("a cut is before the first request that has the compaction, and says what it freed", () => {
-  const events = [makeEvent(5, { freed_tokens: 700 }), makeEvent(8, { author: "client" }), makeEvent(99)];
+  const trailing = [makeEvent(97), makeEvent(98, { kind: "restore", undone: 97 }), makeEvent(99, { freed_tokens: 30 })];
+  const events = [makeEvent(5, { freed_tokens: 700 }), makeEvent(8, { author: "client" }), ...trailing];
   const timeline = addPage(EMPTY_TIMELINE, makePage([2, 4, 7, 9], [100, 900, 200, 50], { events }), 0);
-  expect(findCuts(timeline).map(({ index, freed, event }) => [index, freed, event.author])).toEqual([[2, 700, "quire"], [3, 150, "client"]]);
-});
-
-test("more requests than pixels share a column, which has the largest of them", () => {
-  const { requests } = addPage(EMPTY_TIMELINE, makePage([2, 4, 6, 8], [10, 30, 20, 5]), 0);
-  expect(chooseColumns(requests, 2)).toEqual([1, 2]);
-  expect(chooseColumns(requests, 100)).toEqual([0, 1, 2, 3]);
+  expect(findCuts(timeline).map(({ index, freed, event }) => [index, freed, event.author])).toEqual([[2, 700, "quire"], [3, 150, "client"], [4, 30, "quire"]]);
 });
 
 test("the scale reaches above the window, unless the requests are far below it", () => {
-  const scale = (totals: number[]) => findTopTokens(addPage(EMPTY_TIMELINE, makePage(totals.map((_, index) => index + 1), totals), 0).requests);
+  const scale = (totals: number[]) => findScale(addPage(EMPTY_TIMELINE, makePage(totals.map((_, index) => index + 1), totals), 0).requests).tokens;
   expect(scale([3_000])).toBeCloseTo(4_320);
   expect(scale([400])).toBeCloseTo(500);
 });
 
-test("a place in the picture names a request and a message", () => {
-  const layout = layOutPicture(1_000, true);
-  expect(findRequest(layout, 10, layout.left)).toBe(0);
-  expect(findRequest(layout, 10, layout.left + layout.plotWidth - 1)).toBe(9);
-  expect(findRequest(layout, 10, 0)).toBeNull();
+test("a request says how many entries had each fate, and from where on the model saw them", () => {
+  const [request] = addPage(EMPTY_TIMELINE, makePage([9], [900], { fates: ["s40r2s3-w5k"] }), 0).requests;
+  if (!request) throw new Error("no request");
+  expect(countFates(request)).toEqual([["k", 1], ["r", 2], ["w", 5], ["s", 43]]);
+  expect(findFirstWhole(request)).toBe(46);
+});
+
+test("a place in the picture names a request, a message and a compaction", () => {
+  const layout = layOutPicture(1_000, 400, { messages: true, cache: true, cost: true });
+  const view = { first: 0, span: 10 };
+  expect(findRequest(layout, view, 10, layout.left)).toBe(0);
+  expect(findRequest(layout, view, 10, layout.left + layout.plotWidth - 1)).toBe(9);
+  expect(findRequest(layout, { first: 4, span: 2 }, 10, layout.left)).toBe(4);
+  expect(findRequest(layout, view, 10, 0)).toBeNull();
   expect(findMessage(layout, 50, layout.messagesTop)).toBe(1);
   expect(findMessage(layout, 50, layout.slotsTop)).toBeNull();
-  expect(findMessage(layOutPicture(1_000, false), 50, 120)).toBeNull();
+  expect(findMessage(layOutPicture(1_000, 130, { messages: false, cache: false, cost: false }), 50, 120)).toBeNull();
+  const cut = { index: 5, freed: 700, event: makeEvent(5) };
+  const x = layout.left + layout.plotWidth / 2;
+  expect(findCut(layout, view, [cut], x + 5, 8)).toBe(cut);
+  expect(findCut(layout, view, [cut], x + 5, layout.slotsTop + 20)).toBeNull();
+  expect(findCut(layout, { first: 6, span: 2 }, [cut], x, 8)).toBeNull();
+});
+
+test("the parts of the picture fill its height and do not overlap", () => {
+  for (const height of [130, 250, 700]) {
+    const layout = layOutPicture(1_000, height, { messages: height > 200, cache: true, cost: true });
+    expect(layout.height).toBe(height);
+    expect(layout.slotsTop + layout.slotsHeight).toBeLessThanOrEqual(layout.messagesTop);
+    expect(layout.messagesTop + layout.messagesHeight).toBeLessThanOrEqual(layout.cacheTop);
+    expect(layout.cacheTop + layout.cacheHeight).toBeLessThanOrEqual(layout.costTop);
+    expect(layout.costTop + layout.costHeight).toBeLessThanOrEqual(layout.height);
+  }
 });

@@ -209,19 +209,22 @@ def encode_fates(manifest: Mapping[str, Any]) -> str:
     """The run-length code of a manifest's decisions on messages."""
     base: list[_Run] = []
     overlay: list[_Run] = []
-    archived: list[int] = []
+    first_archived, last_archived = 0, 0
     has_summary = False
     for row in manifest["decisions"]:
         if (span := row.get("span")) is None:
             continue
-        reason, first, last = row["reason"], span["first"], span["last"]
-        if reason == "archived" or (row["slot"] == "recall" and not row["included"]):
+        reason, first, last, included = row["reason"], span["first"], span["last"], row["included"]
+        if reason == "archived" or (not included and row["slot"] == "recall"):
             # A recall candidate that did not fit is archived, like the messages around it.
-            archived += (first, last)
+            if first < first_archived or not first_archived:
+                first_archived = first
+            if last > last_archived:
+                last_archived = last
         elif row["kind"] == "summary":
-            has_summary = has_summary or row["included"]
+            has_summary = has_summary or included
         else:
-            fate = _REASON_FATES.get(reason) or ("w" if row["included"] else "o")
+            fate = _REASON_FATES.get(reason) or ("w" if included else "o")
             if row.get("excerpt_chars") == 0:
                 fate = "c"
             elif row.get("turn_excerpt_chars") is not None:
@@ -232,8 +235,8 @@ def encode_fates(manifest: Mapping[str, Any]) -> str:
     if (forwarded.get("unrecorded_messages") or forwarded.get("compaction")) and base and base[0][0] > 1:
         # The client's own summary replaces what its list no longer has.
         base.insert(0, (1, base[0][0] - 1, "s"))
-    elif archived:
-        base.insert(0, (min(archived), max(archived), "s" if has_summary else "o"))
+    elif first_archived:
+        base.insert(0, (first_archived, last_archived, "s" if has_summary else "o"))
         base.sort()
     overlay.sort()
     return _encode_runs(_overlay_runs(base, overlay))
@@ -304,7 +307,8 @@ def _to_events(entry: Entry) -> Iterator[TimelineEvent]:
     event = TimelineEvent(entry.seq, entry.created_at, cast(TimelineEventKind, entry.kind), "user")
     match entry.body:
         case Compaction() as body:
-            freed = body.tokens_before - body.tokens_after
+            # Transcripts of Claude Code say what was before a compaction, not what was left.
+            freed = body.tokens_before - body.tokens_after if body.tokens_after else 0
             yield event._replace(
                 author=_find_author(body),
                 trigger=body.trigger,

@@ -2,7 +2,7 @@
 
 import { requestJson, sendRequest } from "./client";
 import type {
-  AddDropBody, AddItemBody, AddPinBody, AgentList, ApprovalBody, Backtest, BacktestJob, BacktestJobList, Branch, ChangeSettingsBody, ClientCompactionList, CompactBody, CompactionStatus, ContextItem,
+  AddDropBody, AddItemBody, AddPinBody, AgentList, ApprovalBody, Backtest, BacktestJob, BacktestJobList, Branch, CacheReport, ChangeSettingsBody, ClientCompactionList, CompactBody, CompactionStatus, ContextItem,
   ContextItemList, ContextUsage, Conversation, ConversationDetail, ConversationPage, DocumentGraph, DocumentNameList, DocumentText, DropList, EditSummaryBody, EntryPage,
   FindingList, ForkBody, ImportJob, ImportSourceList, Manifest, Message, ModelList, ModelStatus, NewBacktest, OriginList, PinList, PriorityList, SetPriorityBody, PreviewSettingsBody, ReferencedDocumentList, Replay, RequestDiff, RequestList,
   SearchResults, SendBody, SettingList, SettingsPreview, Stats, StopBody, StoredBlob, TimelinePage,
@@ -142,6 +142,8 @@ export const backtests = {
 export const requests = {
   timeline: ({ conversation, branch }: BranchRef, since: number) =>
     requestJson<TimelinePage>("GET", path(conversation, "/timeline"), { query: { branch, since } }),
+  cacheBreaks: ({ conversation, branch }: BranchRef) =>
+    requestJson<CacheReport>("GET", path(conversation, "/cache-breaks"), { query: { branch } }),
   listClientCompactions: (conversation: string) =>
     requestJson<ClientCompactionList>("GET", path(conversation, "/client-compactions")),
   list: ({ conversation, branch }: BranchRef, limit = 200, last: number | null = null) =>

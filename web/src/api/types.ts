@@ -25,6 +25,7 @@ export type Forwarding = Schemas["ForwardingSchema"];
 export type ForwardedForm = Forwarding["form"];
 export type Origin = Schemas["ConversationOrigin"];
 export type TimelinePage = Schemas["TimelineSchema"];
+export type CacheReport = Schemas["CacheReportSchema"];
 export type TimelineEvent = Schemas["TimelineEventSchema"];
 export type RequestDiff = Schemas["RequestDiffSchema"];
 export type DecisionChange = Schemas["DecisionChangeSchema"];

@@ -1,6 +1,6 @@
 /** Chart of tokens per request, as coordinates for a plain SVG. */
 
-import type { RequestSummary } from "../api/types";
+import type { Cut, TimelineRequest } from "./requestTimeline";
 
 export interface Bar {
   reply: number;
@@ -19,19 +19,21 @@ export interface Bar {
 
 export interface Chart {
   bars: Bar[];
-  triggerY: number;
+  /** Null for imported requests, whose trigger is not known. */
+  triggerY: number | null;
   ticks: { y: number; tokens: number }[];
 }
 
-export function layOutChart(requests: readonly RequestSummary[], width: number, height: number): Chart {
-  const maxTokens = Math.max(1, ...requests.map((each) => Math.max(countSentTokens(each), each.trigger_tokens)));
+/** Bars of these requests; the indexes of the cuts are theirs. */
+export function layOutChart(requests: readonly TimelineRequest[], cuts: readonly Cut[], width: number, height: number): Chart {
+  const maxTokens = Math.max(1, ...requests.map((each) => Math.max(each.total, each.trigger ?? 0)));
   const top = roundUp(maxTokens);
   const scale = (tokens: number) => height - (tokens / top) * height;
   const step = width / Math.max(1, requests.length);
   const gap = step > 6 ? 2 : step > 3 ? 1 : 0;
   const bars = requests.map((each, index): Bar => {
-    const sent = countSentTokens(each);
-    const cached = Math.min(sent, each.usage?.cache_read_tokens ?? 0);
+    const sent = each.total;
+    const cached = Math.min(sent, each.cacheRead ?? 0);
     return {
       reply: each.reply,
       x: index * step,
@@ -42,16 +44,12 @@ export function layOutChart(requests: readonly RequestSummary[], width: number, 
       height: height - scale(sent),
       cachedY: scale(cached),
       cachedHeight: height - scale(cached),
-      compacted: index > 0 && (each.compaction_seq ?? null) !== (requests[index - 1]?.compaction_seq ?? null),
+      compacted: cuts.some((cut) => cut.index === index),
     };
   });
-  const triggerY = scale(requests.at(-1)?.trigger_tokens ?? 0);
+  const trigger = requests.at(-1)?.trigger ?? null;
+  const triggerY = trigger === null ? null : scale(trigger);
   return { bars, triggerY, ticks: [0.5, 1].map((part) => ({ y: scale(top * part), tokens: top * part })) };
-}
-
-/** The provider's count where it reported one, otherwise the engine's. */
-function countSentTokens({ usage, total_tokens }: RequestSummary): number {
-  return usage && !usage.estimated && usage.input_tokens ? usage.input_tokens : total_tokens;
 }
 
 /** Rounds up to the next round number. */

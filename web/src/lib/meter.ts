@@ -8,15 +8,21 @@ export const SLOTS: readonly SlotName[] = [
   "system", "tools", "memory", "references", "summary", "messages", "recall", "newest",
 ];
 
-const SLOT_LABELS = {
-  system: ["slotSystem", "slotSystemText"],
-  tools: ["slotTools", "slotToolsText"],
-  memory: ["slotMemory", "slotMemoryText"],
-  references: ["slotReferences", "slotReferencesText"],
-  summary: ["slotSummary", "slotSummaryText"],
-  messages: ["slotMessages", "slotMessagesText"],
-  recall: ["slotRecall", "slotRecallText"],
-  newest: ["slotNewest", "slotNewestText"],
+/** Keys of the names of the slots. */
+export const SLOT_NAMES = {
+  system: "slotSystem", tools: "slotTools", memory: "slotMemory", references: "slotReferences",
+  summary: "slotSummary", messages: "slotMessages", recall: "slotRecall", newest: "slotNewest",
+} as const;
+
+const SLOT_TEXTS = {
+  system: "slotSystemText",
+  tools: "slotToolsText",
+  memory: "slotMemoryText",
+  references: "slotReferencesText",
+  summary: "slotSummaryText",
+  messages: "slotMessagesText",
+  recall: "slotRecallText",
+  newest: "slotNewestText",
 } as const;
 
 export type Segment = {
@@ -36,8 +42,7 @@ export function buildSegments(usage: ContextUsage, streamedTokens = 0): Segment[
     if (tokens > 0) segments.push({ key, name, description, tokens, share: tokens / window });
   };
   for (const slot of SLOTS) {
-    const [name, description] = SLOT_LABELS[slot];
-    add(slot, t(name), t(description), usage.slots.find((each) => each.slot === slot)?.used ?? 0);
+    add(slot, t(SLOT_NAMES[slot]), t(SLOT_TEXTS[slot]), usage.slots.find((each) => each.slot === slot)?.used ?? 0);
   }
   add("reply", t("slotReply"), t("slotReplyText"), streamedTokens);
   const used = segments.reduce((sum, each) => sum + each.tokens, 0);

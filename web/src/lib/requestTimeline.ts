@@ -80,17 +80,59 @@ export function addPage(timeline: RequestTimeline, page: TimelinePage, since: nu
 
 /** The runs of a run-length code such as "s40r2w3": entries 1 to 40, 41 to 42, and 43 to 45. */
 export function decodeFates(code: string): FateRun[] {
-  const runs: FateRun[] = [];
-  let position = 1;
-  for (const [, fate, count] of code.matchAll(/([^\d])(\d*)/g)) {
-    const length = count ? Number(count) : 1;
-    runs.push({ first: position, last: position + length - 1, fate: fate as Fate });
-    position += length;
+  let first = 1;
+  return Array.from(packFates(code), (packed) => {
+    const last = packed >>> FATE_BITS;
+    const run = { first, last, fate: FATES[packed & FATE_MASK] as Fate };
+    first = last + 1;
+    return run;
+  });
+}
+
+/** Fates by what a pixel of several messages has: the later one of them. */
+export const FATES: readonly Fate[] = ["-", "o", "s", "w", "x", "c", "r", "b", "d", "k"];
+
+/** A packed run is the last entry, shifted by these bits, and the index of the fate in `FATES`. */
+export const FATE_BITS = 4;
+export const FATE_MASK = (1 << FATE_BITS) - 1;
+const FATES_BY_CODE = new Map(FATES.map((fate, index) => [fate.charCodeAt(0), index]));
+
+/** The runs of a code as one number each. */
+export function packFates(code: string): Uint32Array {
+  const runs: number[] = [];
+  let position = 0;
+  for (let index = 0; index < code.length; ) {
+    const fate = FATES_BY_CODE.get(code.charCodeAt(index++)) ?? 0;
+    let length = 0;
+    for (let digit = code.charCodeAt(index) - 48; digit >= 0 && digit <= 9; digit = code.charCodeAt(++index) - 48) length = 10 * length + digit;
+    position += length || 1;
+    runs.push((position << FATE_BITS) | fate);
   }
+  return Uint32Array.from(runs);
+}
+
+const packedFates = new WeakMap<TimelineRequest, Uint32Array>();
+
+/** The packed runs of a request. They are decoded when they are first drawn: most requests of a long timeline never are. */
+export function readRuns(request: TimelineRequest): Uint32Array {
+  let runs = packedFates.get(request);
+  if (!runs) packedFates.set(request, (runs = packFates(request.fates)));
   return runs;
 }
 
-/** The compactions, each before the first request that has it. */
+/** How many entries had each fate, in the order of `FATES` from the last. */
+export function countFates(request: TimelineRequest): [Fate, number][] {
+  const counts = new Map<Fate, number>();
+  for (const { first, last, fate } of decodeFates(request.fates)) counts.set(fate, (counts.get(fate) ?? 0) + last - first + 1);
+  return FATES.toReversed().flatMap((fate): [Fate, number][] => (fate !== "-" && counts.has(fate) ? [[fate, counts.get(fate) ?? 0]] : []));
+}
+
+/** The first message that a request has as it was written, after those that only the summary has; 1 if it has them all. */
+export function findFirstWhole(request: TimelineRequest): number {
+  return (decodeFates(request.fates).findLast(({ fate }) => fate === "s")?.last ?? 0) + 1;
+}
+
+/** The compactions, each before the first request that has it; after the last one, if no request has it yet. */
 export function findCuts({ requests, events }: RequestTimeline): Cut[] {
   const cuts: Cut[] = [];
   let index = 0;
@@ -99,9 +141,9 @@ export function findCuts({ requests, events }: RequestTimeline): Cut[] {
     const actsFrom = event.kind === "compaction" ? event.seq : event.seq - 1;
     while (index < requests.length && (requests[index]?.reply ?? 0) <= actsFrom) index++;
     const request = requests[index];
-    if (!request) continue;
+    if (!request && events.some((each) => each.undone === event.seq)) continue;
     const before = requests[index - 1]?.total ?? 0;
-    cuts.push({ index, freed: event.freed_tokens ?? Math.max(0, before - request.total), event });
+    cuts.push({ index, freed: event.freed_tokens ?? Math.max(0, before - (request?.total ?? before)), event });
   }
   return cuts;
 }
@@ -109,25 +151,23 @@ export function findCuts({ requests, events }: RequestTimeline): Cut[] {
 /** Share of the window below which the largest request, and not the window, sets the scale. */
 const MIN_WINDOW_SHARE = 0.3;
 
-/** Tokens at the top of the plot. */
-export function findTopTokens(requests: readonly TimelineRequest[]): number {
-  const largest = requests.reduce((most, each) => Math.max(most, each.total), 1);
-  const window = requests.reduce((most, each) => Math.max(most, each.window ?? 0), 0);
-  return window > 0 && largest > MIN_WINDOW_SHARE * window ? 1.08 * window : 1.25 * largest;
+/** What the plot has at its top: the same for every part of the timeline, so that zooming changes no height. */
+export interface TimelineScale {
+  tokens: number;
+  inputTokens: number;
+  cost: number;
 }
 
-/** The largest request of each column, where there are more requests than columns. */
-export function chooseColumns(requests: readonly TimelineRequest[], columns: number): number[] {
-  const count = Math.min(requests.length, Math.max(1, Math.floor(columns)));
-  return Array.from({ length: count }, (_, column) => {
-    const first = Math.floor((column * requests.length) / count);
-    const end = Math.floor(((column + 1) * requests.length) / count);
-    let best = first;
-    for (let index = first + 1; index < end; index++) {
-      if ((requests[index]?.total ?? 0) > (requests[best]?.total ?? 0)) best = index;
-    }
-    return best;
-  });
+export function findScale(requests: readonly TimelineRequest[]): TimelineScale {
+  let [total, window, inputTokens, cost] = [1, 0, 1, 0];
+  for (const each of requests) {
+    total = Math.max(total, each.total);
+    window = Math.max(window, each.window ?? 0);
+    inputTokens = Math.max(inputTokens, each.input ?? 0);
+    cost = Math.max(cost, each.cost ?? 0);
+  }
+  const tokens = window > 0 && total > MIN_WINDOW_SHARE * window ? 1.08 * window : 1.25 * total;
+  return { tokens, inputTokens, cost };
 }
 
 export interface TimelineTotals {

@@ -1,14 +1,18 @@
-/** Draws the timeline of requests on a canvas: slots under window and trigger, messages by fate, cache and cost. */
+/**
+ * Draws the timeline of requests on a canvas: slots under window and trigger, messages by fate, cache and cost.
+ *
+ * The areas are written as pixels, so that a picture of 5,000 requests takes as long as one of 50; lines and texts follow.
+ */
 
-import type { SlotName } from "../api/types";
-import { formatCompact } from "./format";
+import { formatCompact, formatDollars } from "./format";
 import { SLOTS } from "./meter";
-import { chooseColumns, decodeFates, findTopTokens, type Cut, type Fate, type RequestTimeline, type TimelineRequest } from "./requestTimeline";
+import { FATE_BITS, FATE_MASK, FATES, readRuns, type Cut, type RequestTimeline, type TimelineRequest, type TimelineScale } from "./requestTimeline";
+import { chooseColumns, type TimelineView } from "./timelineView";
 
 export const PICTURE_COLORS = [
   ...SLOTS.map((slot) => `slot-${slot}` as const),
-  "slot-unknown", "fate-x", "fate-c", "fate-s", "fate-r", "fate-d", "fate-k", "fate-b", "fate-o",
-  "cache-read", "cache-write", "cache-none", "cost", "ink", "soft", "line", "warn", "leaf",
+  "slot-unknown", "fate-w", "fate-x", "fate-c", "fate-s", "fate-r", "fate-d", "fate-k", "fate-b", "fate-o",
+  "cache-read", "cache-write", "cache-none", "cost", "ink", "soft", "line", "warn", "leaf", "tint",
 ] as const;
 export type PictureColor = (typeof PICTURE_COLORS)[number];
 
@@ -19,9 +23,11 @@ export interface PictureTexts {
   cache: string;
   cost: string;
   cut: (cut: Cut) => string;
+  turn: (turn: number) => string;
+  step: (step: number) => string;
 }
 
-/** Vertical places of the parts, in CSS pixels. */
+/** Places of the parts, in CSS pixels. A part without data has no height. */
 export interface PictureLayout {
   width: number;
   height: number;
@@ -32,34 +38,52 @@ export interface PictureLayout {
   messagesTop: number;
   messagesHeight: number;
   cacheTop: number;
+  cacheHeight: number;
   costTop: number;
-  bandHeight: number;
+  costHeight: number;
 }
 
-const LABELS_HEIGHT = 18;
-const HEADING_HEIGHT = 18;
-const MIN_LABEL_DISTANCE = 64;
+export interface PictureParts {
+  messages: boolean;
+  cache: boolean;
+  cost: boolean;
+}
 
-export function layOutPicture(width: number, tall: boolean): PictureLayout {
-  const left = width < 520 ? 34 : 46;
-  const slotsHeight = tall ? 200 : 96;
-  const messagesHeight = tall ? 220 : 0;
-  const bandHeight = tall ? 26 : 14;
-  const heading = tall ? HEADING_HEIGHT : 4;
-  const slotsTop = LABELS_HEIGHT;
-  const messagesTop = slotsTop + slotsHeight + (tall ? heading : 0);
-  const cacheTop = messagesTop + messagesHeight + heading;
-  const costTop = cacheTop + bandHeight + heading;
+const CUTS_HEIGHT = 24;
+const AXIS_HEIGHT = 18;
+const HEADING_HEIGHT = 20;
+const BAND_GAP = 5;
+const MIN_LABEL_DISTANCE = 62;
+const MIN_TURN_LABEL_DISTANCE = 76;
+/** Columns of at least this width have a gap between them. */
+const MIN_GAP_COLUMN_PX = 9;
+/** Columns up to this width are written faster pixel by pixel. */
+const MAX_NARROW_PX = 8;
+/** Compactions and cache breaks that are closer than this, on average, are drawn with fainter and shorter marks. */
+const DENSE_PX = 16;
+
+export function layOutPicture(width: number, height: number, parts: PictureParts): PictureLayout {
+  const left = width < 520 ? 38 : 52;
+  const band = Math.round(Math.min(34, Math.max(11, height * 0.06)));
+  const bands = [parts.cache, parts.cost].filter(Boolean).length * (band + BAND_GAP);
+  const heading = parts.messages ? HEADING_HEIGHT : 0;
+  const room = Math.max(40, height - CUTS_HEIGHT - AXIS_HEIGHT - bands - heading);
+  const slotsHeight = Math.round(parts.messages ? room * 0.6 : room);
+  const messagesTop = CUTS_HEIGHT + slotsHeight + heading;
+  const messagesHeight = parts.messages ? room - slotsHeight : 0;
+  const cacheTop = messagesTop + messagesHeight + BAND_GAP;
+  const costTop = parts.cache ? cacheTop + band + BAND_GAP : cacheTop;
   return {
-    width, left, plotWidth: Math.max(1, width - left - 8), slotsTop, slotsHeight, messagesTop, messagesHeight,
-    cacheTop, costTop, bandHeight, height: costTop + bandHeight + 4,
+    width, left, plotWidth: Math.max(1, Math.floor(width - left - 10)), slotsTop: CUTS_HEIGHT, slotsHeight, messagesTop, messagesHeight,
+    cacheTop, cacheHeight: parts.cache ? band : 0, costTop, costHeight: parts.cost ? band : 0,
+    height: messagesTop + messagesHeight + bands + AXIS_HEIGHT,
   };
 }
 
 /** The request under a horizontal place. */
-export function findRequest(layout: PictureLayout, count: number, x: number): number | null {
-  const place = (x - layout.left) / layout.plotWidth;
-  return count && place >= 0 && place < 1 ? Math.min(count - 1, Math.floor(place * count)) : null;
+export function findRequest(layout: PictureLayout, view: TimelineView, count: number, x: number): number | null {
+  const index = Math.floor(view.first + ((x - layout.left) / layout.plotWidth) * view.span);
+  return x >= layout.left && x < layout.left + layout.plotWidth && index >= 0 && index < count ? index : null;
 }
 
 /** The message under a vertical place of the part with the messages. */
@@ -68,191 +92,203 @@ export function findMessage(layout: PictureLayout, head: number, y: number): num
   return layout.messagesHeight && place >= 0 && place < 1 ? 1 + Math.floor(place * head) : null;
 }
 
-/** The newest message that any request has a fate for. */
-export function findHead(requests: readonly TimelineRequest[]): number {
-  return Math.max(1, decodeFates(requests.at(-1)?.fates ?? "").at(-1)?.last ?? 1);
+/** The compaction whose label or line is under a place above the slots. */
+export function findCut(layout: PictureLayout, view: TimelineView, cuts: readonly Cut[], x: number, y: number): Cut | null {
+  if (y > layout.slotsTop) return null;
+  const labelled = chooseLabels(layout, view, cuts);
+  return labelled.findLast(({ from, to }) => x >= from - 3 && x <= to)?.cut ?? null;
 }
 
-export function drawPicture(
-  context: CanvasRenderingContext2D,
-  layout: PictureLayout,
-  timeline: RequestTimeline,
-  cuts: readonly Cut[],
-  colors: Record<PictureColor, string>,
-  texts: PictureTexts,
-): void {
+/** Compactions with room for a label, and where it is. */
+function chooseLabels(layout: PictureLayout, view: TimelineView, cuts: readonly Cut[]): { cut: Cut; from: number; to: number }[] {
+  const labels: { cut: Cut; from: number; to: number }[] = [];
+  const end = layout.left + layout.plotWidth;
+  for (const cut of cuts) {
+    const x = toX(layout, view, cut.index);
+    const from = Math.min(x, end - MIN_LABEL_DISTANCE);
+    if (x < layout.left || x > end + 1 || from - (labels.at(-1)?.from ?? -Infinity) < MIN_LABEL_DISTANCE) continue;
+    labels.push({ cut, from, to: from + MIN_LABEL_DISTANCE - 4 });
+  }
+  return labels;
+}
+
+/** The newest message of the visible requests. */
+export function findHead(requests: readonly TimelineRequest[], { first, span }: TimelineView): number {
+  const last = requests[Math.min(requests.length, Math.ceil(first + span)) - 1];
+  return Math.max(1, Math.floor((last ? (readRuns(last).at(-1) ?? 0) : 0) / (1 << FATE_BITS)));
+}
+
+export function toX(layout: PictureLayout, view: TimelineView, index: number): number {
+  return layout.left + ((index - view.first) / view.span) * layout.plotWidth;
+}
+
+export interface PictureInput {
+  layout: PictureLayout;
+  view: TimelineView;
+  timeline: RequestTimeline;
+  scale: TimelineScale;
+  cuts: readonly Cut[];
+  /** Indexes of the requests that found less in the cache than they could have. */
+  breaks: readonly number[];
+  colors: Record<PictureColor, string>;
+  texts: PictureTexts;
+}
+
+export function drawPicture(context: CanvasRenderingContext2D, input: PictureInput): void {
+  const { layout, view, timeline, scale, colors, texts } = input;
   const { requests } = timeline;
-  const picture = new Picture(context, layout, requests, colors);
-  context.clearRect(0, 0, layout.width, layout.height);
+  const pixelRatio = globalThis.devicePixelRatio || 1;
+  context.canvas.width = Math.round(layout.width * pixelRatio);
+  context.canvas.height = Math.round(layout.height * pixelRatio);
+  context.setTransform(pixelRatio, 0, 0, pixelRatio, 0, 0);
+  context.font = `11px ${getComputedStyle(context.canvas).fontFamily}`;
   if (!requests.length) return;
-  picture.drawSlots(texts);
-  if (layout.messagesHeight) picture.drawMessages(texts.messages);
-  picture.drawCache(layout.messagesHeight ? texts.cache : null);
-  picture.drawCost(layout.messagesHeight ? texts.cost : null);
-  picture.drawCuts(cuts, texts.cut);
+  const head = findHead(requests, view);
+  const raster = new Raster(layout, view, requests, colors, pixelRatio);
+  raster.drawSlots(scale.tokens);
+  if (layout.messagesHeight) raster.drawMessages(head);
+  if (layout.cacheHeight) raster.drawCache(scale.inputTokens);
+  if (layout.costHeight) raster.drawCost(scale.cost || 1);
+  raster.put(context);
+  const pen = new Pen(context, colors);
+  drawTokenAxis(pen, layout, scale.tokens);
+  drawCuts(pen, input);
+  drawLimit(pen, input, "window");
+  drawLimit(pen, input, "trigger");
+  if (layout.messagesHeight) drawMessageAxis(pen, layout, head, texts.messages);
+  drawBandLabels(pen, input);
+  drawTurnAxis(pen, input);
 }
 
-class Picture {
-  /** Indexes of the requests that are drawn; one for each pixel where there are more of them. */
-  readonly #columns: number[];
+/** Pixels of the plot, written column by column. */
+class Raster {
+  readonly #image: ImageData;
+  readonly #pixels: Uint32Array;
+  /** Their right edges leave a gap between wide ones. */
+  readonly #columns: { index: number; from: number; end: number }[];
+  readonly #colors: Record<PictureColor, number>;
 
   constructor(
-    readonly context: CanvasRenderingContext2D,
     readonly layout: PictureLayout,
+    view: TimelineView,
     readonly requests: readonly TimelineRequest[],
-    readonly colors: Record<PictureColor, string>,
+    colors: Record<PictureColor, string>,
+    readonly pixelRatio: number,
   ) {
-    this.#columns = chooseColumns(requests, layout.plotWidth);
-    context.font = `11px ${getComputedStyle(context.canvas).fontFamily}`;
-    context.textBaseline = "alphabetic";
+    const width = Math.round(layout.plotWidth * pixelRatio);
+    this.#image = new ImageData(width, Math.round(layout.height * pixelRatio));
+    this.#pixels = new Uint32Array(this.#image.data.buffer);
+    this.#columns = chooseColumns(requests, view, width).map(({ index, from, to }) => ({ index, from, end: to - from >= MIN_GAP_COLUMN_PX * pixelRatio ? to - 1 : to }));
+    this.#colors = Object.fromEntries(PICTURE_COLORS.map((name) => [name, packColor(colors[name])])) as Record<PictureColor, number>;
   }
 
-  drawSlots({ window, trigger }: PictureTexts): void {
-    const { layout, context, colors } = this;
-    const top = findTopTokens(this.requests);
-    const toY = (tokens: number) => layout.slotsTop + layout.slotsHeight * (1 - Math.min(tokens, top) / top);
-    const step = chooseStep(top);
-    context.strokeStyle = colors.line;
-    for (let tokens = 0; tokens < top; tokens += step) {
-      this.#drawLine(toY(tokens), layout.left, layout.left + layout.plotWidth);
-      this.#drawText(formatCompact(tokens), layout.left - 5, toY(tokens) + 4, { align: "right" });
-    }
-    this.#eachColumn((request, x, width) => {
-      if (!request.slots) {
-        this.#fill("slot-unknown", x, toY(request.total), width, toY(0) - toY(request.total));
-        return;
-      }
+  put(context: CanvasRenderingContext2D): void {
+    context.putImageData(this.#image, Math.round(this.layout.left * this.pixelRatio), 0);
+  }
+
+  drawSlots(top: number): void {
+    const { slotsTop, slotsHeight } = this.layout;
+    this.#eachColumn((request, fill) => {
+      const toY = (tokens: number) => slotsTop + slotsHeight * (1 - Math.min(tokens, top) / top);
+      const { slots } = request;
+      if (!slots) return fill("slot-unknown", toY(request.total), toY(0));
       let below = 0;
       for (const slot of SLOTS) {
-        const used = request.slots[slot as SlotName];
-        if (used) this.#fill(`slot-${slot as SlotName}`, x, toY(below + used), width, toY(below) - toY(below + used));
+        const used = slots[slot];
+        if (used) fill(`slot-${slot}`, toY(below + used), toY(below));
         below += used;
       }
     });
-    this.#drawLimit("window", "soft", [], toY, top, window);
-    this.#drawLimit("trigger", "warn", [5, 4], toY, top, trigger);
   }
 
-  /** The line of a limit, which may change from one request to the next. */
-  #drawLimit(
-    name: "window" | "trigger", color: PictureColor, dashes: number[], toY: (tokens: number) => number, top: number, describe: (tokens: number) => string,
-  ): void {
-    const { context, layout, requests } = this;
-    context.setLineDash(dashes);
-    context.strokeStyle = this.colors[color];
-    let start = 0;
-    requests.forEach((request, index) => {
-      const value = request[name];
-      if (value === requests[index + 1]?.[name] && index + 1 < requests.length) return;
-      if (value !== null && value <= top) this.#drawLine(toY(value), this.#toX(start), this.#toX(index + 1));
-      start = index + 1;
-    });
-    context.setLineDash([]);
-    const last = requests.at(-1)?.[name];
-    if (last && last <= top) {
-      this.#drawText(describe(last), layout.left + 4, toY(last) + (name === "window" ? -4 : 12), { color, outlined: true });
-    }
-  }
-
-  drawMessages(heading: string): void {
-    const { layout } = this;
-    const head = findHead(this.requests);
-    this.#drawText(heading, layout.left, layout.messagesTop - 6, { color: "ink", bold: true });
-    this.#fill("leaf", layout.left, layout.messagesTop, layout.plotWidth, layout.messagesHeight);
-    const scale = layout.messagesHeight / head;
-    this.#eachColumn((request, x, width) => {
-      for (const { first, last, fate } of decodeFates(request.fates)) {
-        if (fate === "-") continue;
-        const y = Math.round(layout.messagesTop + (first - 1) * scale);
-        const end = Math.max(y + 1, Math.round(layout.messagesTop + last * scale));
-        this.#fill(fateColor(fate), x, y, width, end - y);
+  drawMessages(head: number): void {
+    const { messagesTop, messagesHeight } = this.layout;
+    const rows = Math.round(messagesHeight * this.pixelRatio);
+    const top = Math.round(messagesTop * this.pixelRatio);
+    const { width } = this.#image;
+    const colors = FATES.map((fate) => this.#colors[fate === "-" ? "leaf" : (`fate-${fate}` as const)]);
+    for (const { index, from, end } of this.#columns) {
+      const request = this.requests[index];
+      if (!request) continue;
+      let begun = 0;
+      let filled = 0;
+      let filledFate = 0;
+      for (const run of readRuns(request)) {
+        const last = run >>> FATE_BITS;
+        const fate = run & FATE_MASK;
+        let row = Math.floor((begun * rows) / head);
+        const stop = Math.max(row + 1, Math.floor((last * rows) / head));
+        begun = last;
+        // Several messages share a pixel; the fate that says more has it.
+        if (row < filled && fate < filledFate) row = filled;
+        if (fate && stop > row) this.#fill(colors[fate] ?? 0, from, end, (top + row) * width, (top + stop) * width);
+        if (stop > filled) filled = stop;
+        filledFate = fate;
       }
-    });
-    const step = chooseStep(head, 5);
-    for (let seq = step; seq < head; seq += step) {
-      this.#drawText(`#${seq}`, layout.left - 5, layout.messagesTop + seq * scale + 4, { align: "right" });
     }
   }
 
-  drawCache(heading: string | null): void {
-    const { layout, requests } = this;
-    const most = requests.reduce((largest, each) => Math.max(largest, each.input ?? 0), 0);
-    if (heading) this.#drawText(heading, layout.left, layout.cacheTop - 6, { color: "ink", bold: true });
-    if (!most) return;
-    this.#eachColumn((request, x, width) => {
+  drawCache(most: number): void {
+    const { cacheTop, cacheHeight } = this.layout;
+    this.#eachColumn((request, fill) => {
       const read = request.cacheRead ?? 0;
       const written = read + (request.cacheWrite ?? 0);
-      const levels = [["cache-none", Math.max(written, request.input ?? 0)], ["cache-write", written], ["cache-read", read]] as const;
-      for (const [color, tokens] of levels) {
-        const height = (layout.bandHeight * tokens) / most;
-        this.#fill(color, x, layout.cacheTop + layout.bandHeight - height, width, height);
-      }
+      const toY = (tokens: number) => cacheTop + cacheHeight * (1 - Math.min(1, tokens / most));
+      fill("cache-none", toY(Math.max(written, request.input ?? 0)), toY(written));
+      fill("cache-write", toY(written), toY(read));
+      fill("cache-read", toY(read), toY(0));
     });
   }
 
-  drawCost(heading: string | null): void {
-    const { layout, requests } = this;
-    const most = requests.reduce((largest, each) => Math.max(largest, each.cost ?? 0), 0);
-    if (heading) this.#drawText(heading, layout.left, layout.costTop - 6, { color: "ink", bold: true });
-    if (!most) return;
-    this.#eachColumn((request, x, width) => {
-      const height = (layout.bandHeight * (request.cost ?? 0)) / most;
-      this.#fill("cost", x, layout.costTop + layout.bandHeight - height, width, height);
-    });
+  drawCost(most: number): void {
+    const { costTop, costHeight } = this.layout;
+    this.#eachColumn((request, fill) => fill("cost", costTop + costHeight * (1 - (request.cost ?? 0) / most), costTop + costHeight));
   }
 
-  drawCuts(cuts: readonly Cut[], describe: (cut: Cut) => string): void {
-    const { context, layout, colors } = this;
-    let labelled = -Infinity;
-    const last = layout.left + layout.plotWidth;
-    for (const cut of cuts) {
-      const x = Math.round(this.#toX(cut.index)) + 0.5;
-      context.strokeStyle = colors.ink;
-      context.globalAlpha = 0.5;
-      context.setLineDash([2, 3]);
-      context.beginPath();
-      context.moveTo(x, layout.slotsTop - 4);
-      context.lineTo(x, layout.height);
-      context.stroke();
-      context.setLineDash([]);
-      context.globalAlpha = 1;
-      if (x - labelled < MIN_LABEL_DISTANCE) continue;
-      const isLast = x > last - MIN_LABEL_DISTANCE;
-      this.#drawText(describe(cut), isLast ? last : x + 3, layout.slotsTop - 6, { color: "ink", bold: true, align: isLast ? "right" : "left" });
-      labelled = x;
+  #eachColumn(draw: (request: TimelineRequest, fill: (color: PictureColor, top: number, bottom: number) => void) => void): void {
+    const { width } = this.#image;
+    for (const { index, from, end } of this.#columns) {
+      const request = this.requests[index];
+      if (!request) continue;
+      draw(request, (color, top, bottom) => {
+        const [first, last] = [Math.round(top * this.pixelRatio), Math.round(bottom * this.pixelRatio)];
+        this.#fill(this.#colors[color], from, end, first * width, last * width);
+      });
     }
   }
 
-  #toX(index: number): number {
-    return this.layout.left + (index / this.requests.length) * this.layout.plotWidth;
+  /** Writes the pixels `from` to `end` of the rows that start at `begin` up to `last`. */
+  #fill(value: number, from: number, end: number, begin: number, last: number): void {
+    const pixels = this.#pixels;
+    const { width } = this.#image;
+    if (end - from > MAX_NARROW_PX) for (let row = begin; row < last; row += width) pixels.fill(value, row + from, row + end);
+    else for (let x = from; x < end; x++) for (let at = begin + x; at < last; at += width) pixels[at] = value;
   }
+}
 
-  /** Edges are rounded to pixels, so that neighbours neither overlap nor leave a seam. */
-  #eachColumn(draw: (request: TimelineRequest, x: number, width: number) => void): void {
-    const { left, plotWidth } = this.layout;
-    const count = this.#columns.length;
-    const scale = globalThis.devicePixelRatio || 1;
-    const edge = (column: number) => Math.round((left + (column / count) * plotWidth) * scale) / scale;
-    this.#columns.forEach((index, column) => {
-      const request = this.requests[index];
-      if (request) draw(request, edge(column), edge(column + 1) - edge(column));
-    });
-  }
+/** "rgb(43, 93, 99)" as a pixel. */
+function packColor(color: string): number {
+  const [red = 0, green = 0, blue = 0] = (color.match(/[\d.]+/g) ?? []).map(Number);
+  return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+}
 
-  #fill(color: PictureColor, x: number, y: number, width: number, height: number): void {
-    this.context.fillStyle = this.colors[color];
-    this.context.fillRect(x, y, width, height);
-  }
+class Pen {
+  constructor(readonly context: CanvasRenderingContext2D, readonly colors: Record<PictureColor, string>) {}
 
-  #drawLine(y: number, from: number, to: number): void {
+  line(color: PictureColor, points: readonly [number, number, number, number], dashes: number[] = [], alpha = 1): void {
     const { context } = this;
+    context.setLineDash(dashes);
+    context.globalAlpha = alpha;
+    context.strokeStyle = this.colors[color];
     context.beginPath();
-    context.moveTo(from, Math.round(y) + 0.5);
-    context.lineTo(to, Math.round(y) + 0.5);
+    context.moveTo(points[0], points[1]);
+    context.lineTo(points[2], points[3]);
     context.stroke();
+    context.setLineDash([]);
+    context.globalAlpha = 1;
   }
 
-  #drawText(
+  text(
     text: string, x: number, y: number,
     { align = "left", color = "soft", bold = false, outlined = false }: { align?: CanvasTextAlign; color?: PictureColor; bold?: boolean; outlined?: boolean } = {},
   ): void {
@@ -273,12 +309,121 @@ class Picture {
   }
 }
 
-function fateColor(fate: Exclude<Fate, "-">): PictureColor {
-  return fate === "w" ? "slot-messages" : `fate-${fate}`;
+function drawTokenAxis(pen: Pen, layout: PictureLayout, top: number): void {
+  const step = chooseStep(top, layout.slotsHeight < 90 ? 3 : 5);
+  for (let tokens = 0; tokens < top; tokens += step) {
+    const y = layout.slotsTop + layout.slotsHeight * (1 - tokens / top);
+    if (y < layout.slotsTop + 4) break;
+    pen.text(formatCompact(tokens), layout.left - 6, y + (tokens ? 4 : 0), { align: "right" });
+    pen.line("line", [layout.left - 3, Math.round(y) - 0.5, layout.left, Math.round(y) - 0.5]);
+  }
+  const bottom = layout.slotsTop + layout.slotsHeight + 0.5;
+  pen.line("line", [layout.left, bottom, layout.left + layout.plotWidth, bottom]);
+}
+
+/** The line of a limit, which may change from one request to the next; it goes on to the right edge. */
+function drawLimit(pen: Pen, { layout, view, timeline, scale, texts }: PictureInput, name: "window" | "trigger"): void {
+  const { requests } = timeline;
+  const top = scale.tokens;
+  const toY = (tokens: number) => Math.round(layout.slotsTop + layout.slotsHeight * (1 - tokens / top)) + 0.5;
+  const edge = layout.left + layout.plotWidth;
+  const [color, dashes] = name === "window" ? (["soft", []] as const) : (["warn", [5, 4]] as const);
+  const first = Math.max(0, Math.floor(view.first));
+  const end = Math.min(requests.length, Math.ceil(view.first + view.span));
+  let start = first;
+  for (let index = first; index < end; index++) {
+    const value = requests[index]?.[name] ?? null;
+    const isLast = index + 1 === end;
+    if (!isLast && value === requests[index + 1]?.[name]) continue;
+    const x = isLast ? edge : toX(layout, view, index + 1);
+    if (value !== null && value <= top) {
+      pen.line(color, [Math.max(layout.left, toX(layout, view, start)), toY(value), x, toY(value)], [...dashes]);
+      const text = name === "window" ? texts.window(value) : texts.trigger(value);
+      if (isLast) pen.text(text, layout.left + 5, toY(value) + (name === "window" ? -5 : 13), { color, outlined: true });
+    }
+    start = index + 1;
+  }
+}
+
+function drawMessageAxis(pen: Pen, layout: PictureLayout, head: number, heading: string): void {
+  pen.text(heading, layout.left, layout.messagesTop - 6, { color: "ink", bold: true, outlined: true });
+  const step = chooseStep(head, layout.messagesHeight < 120 ? 3 : 6);
+  for (let seq = step; seq <= head; seq += step) {
+    const y = layout.messagesTop + ((seq - 0.5) / head) * layout.messagesHeight;
+    if (y > layout.messagesTop + layout.messagesHeight - 6) break;
+    pen.text(`#${formatCompact(seq)}`, layout.left - 6, y + 4, { align: "right" });
+  }
+}
+
+function drawBandLabels(pen: Pen, { layout, view, breaks, scale, texts }: PictureInput): void {
+  const edge = layout.left + layout.plotWidth;
+  for (const [text, top, height] of [[texts.cache, layout.cacheTop, layout.cacheHeight], [texts.cost, layout.costTop, layout.costHeight]] as const) {
+    if (height) pen.text(text, layout.left - 6, top + height / 2 + 4, { align: "right" });
+  }
+  if (layout.costHeight >= 20) {
+    pen.text(formatDollars(scale.cost), edge - 2, layout.costTop + 10, { align: "right", outlined: true });
+  }
+  if (!layout.cacheHeight) return;
+  const places = breaks.map((index) => toX(layout, view, index + 0.5)).filter((x) => x >= layout.left && x <= edge);
+  const isDense = places.length * DENSE_PX > layout.plotWidth;
+  for (const x of places) {
+    if (isDense) {
+      pen.line("warn", [x, layout.cacheTop - 4, x, layout.cacheTop]);
+      continue;
+    }
+    const { context } = pen;
+    context.fillStyle = pen.colors.warn;
+    context.beginPath();
+    context.moveTo(x - 4, layout.cacheTop - 5);
+    context.lineTo(x + 4, layout.cacheTop - 5);
+    context.lineTo(x, layout.cacheTop + 2);
+    context.fill();
+  }
+}
+
+/** Turns below the plot; calls where the visible requests are those of one turn or two. */
+function drawTurnAxis(pen: Pen, { layout, view, timeline, texts }: PictureInput): void {
+  const { requests } = timeline;
+  const first = Math.max(0, Math.floor(view.first));
+  const end = Math.min(requests.length, Math.ceil(view.first + view.span));
+  const turns = (requests[end - 1]?.turn ?? 0) - (requests[first]?.turn ?? 0) + 1;
+  const count = Math.max(1, Math.floor(layout.plotWidth / MIN_TURN_LABEL_DISTANCE));
+  const bySteps = turns <= 2 && end - first > 3;
+  const step = chooseStep(bySteps ? end - first : turns, count);
+  let previous = -Infinity;
+  for (let index = first; index < end; index++) {
+    const request = requests[index];
+    if (!request) continue;
+    const value = bySteps ? request.step : request.turn;
+    const isNew = bySteps || index === 0 || requests[index - 1]?.turn !== value;
+    const x = Math.max(layout.left, toX(layout, view, index));
+    if (!isNew || (value !== 1 && value % step) || x - previous < MIN_TURN_LABEL_DISTANCE - 12 || x > layout.left + layout.plotWidth - 40) continue;
+    pen.text(bySteps ? texts.step(value) : texts.turn(value), x, layout.height - 4);
+    previous = x;
+  }
+}
+
+function drawCuts(pen: Pen, { layout, view, cuts, texts }: PictureInput): void {
+  const bottom = layout.height - AXIS_HEIGHT;
+  const end = layout.left + layout.plotWidth;
+  const places = cuts.map((cut) => Math.round(toX(layout, view, cut.index)) + 0.5).filter((x) => x >= layout.left && x <= end + 1);
+  const isDense = places.length * DENSE_PX > layout.plotWidth;
+  for (const x of places) {
+    if (isDense) pen.line("ink", [x, layout.slotsTop - 5, x, layout.slotsTop + 3], [], 0.5);
+    else pen.line("ink", [x, layout.slotsTop - 5, x, bottom], [2, 3], 0.55);
+  }
+  const { context } = pen;
+  for (const { cut, from, to } of chooseLabels(layout, view, cuts)) {
+    context.fillStyle = pen.colors.tint;
+    context.beginPath();
+    context.roundRect(from - 1, 2, to - from + 1, layout.slotsTop - 7, 4);
+    context.fill();
+    pen.text(texts.cut(cut), from + 4, layout.slotsTop - 10, { color: "ink", bold: true });
+  }
 }
 
 /** A round distance between ticks, of which there are at most `ticks`. */
-function chooseStep(top: number, ticks = 4): number {
+function chooseStep(top: number, ticks: number): number {
   for (let power = 1; ; power *= 10) {
     const step = [1, 2, 5].find((each) => top / (each * power) <= ticks);
     if (step) return step * power;

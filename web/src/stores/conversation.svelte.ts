@@ -9,6 +9,7 @@ import { readEvents } from "../lib/sse";
 import { conversations } from "./conversations.svelte";
 import { models } from "./models.svelte";
 import { notices } from "./notices.svelte";
+import { RequestTimelineStore } from "./requestTimeline.svelte";
 import { route } from "./route.svelte";
 import { TranscriptStore } from "./transcript.svelte";
 import { TurnStore } from "./turn.svelte";
@@ -44,6 +45,7 @@ export class ConversationStore implements MessageTarget {
   readonly branchRef: BranchRef;
   readonly transcript: TranscriptStore;
   readonly turn: TurnStore;
+  readonly requestTimeline: RequestTimelineStore;
   detail = $state.raw<ConversationDetail | null>(null);
   usage = $state.raw<ContextUsage | null>(null);
   /** Incremented whenever requests or usage may have changed; panels reload on it. */
@@ -64,6 +66,7 @@ export class ConversationStore implements MessageTarget {
     this.branchRef = branchRef;
     this.modelChoice = models.getChoice(branchRef.conversation);
     this.transcript = new TranscriptStore(branchRef);
+    this.requestTimeline = new RequestTimelineStore(branchRef);
     this.turn = new TurnStore({
       onEntry: (entry: Entry) => {
         this.transcript.append(entry);
@@ -91,6 +94,7 @@ export class ConversationStore implements MessageTarget {
 
   async open(): Promise<void> {
     try {
+      void this.requestTimeline.update();
       [this.detail] = await Promise.all([calls.get(this.branchRef.conversation), this.transcript.open()]);
       void this.#listen();
       await this.refreshUsage();

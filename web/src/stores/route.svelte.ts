@@ -11,6 +11,8 @@ export interface Location {
   panel: PanelName | null;
   /** The reply whose context the panel displays; null for the next request. */
   reply: number | null;
+  /** The reply whose request the panel compares with that one. */
+  compare: number | null;
   /** The document that the references panel displays. */
   document: string | null;
 }
@@ -27,6 +29,7 @@ export function parseHash(hash: string): Location {
     at: parseInteger(params.get("at")),
     panel: PANEL_NAMES.find((name) => name === params.get("panel")) ?? null,
     reply: parseInteger(params.get("reply")),
+    compare: parseInteger(params.get("compare")),
     document: params.get("document"),
   };
 }
@@ -37,6 +40,7 @@ export function formatHash(location: Location): string {
   if (location.at !== null) params.set("at", String(location.at));
   if (location.panel) params.set("panel", location.panel);
   if (location.reply !== null) params.set("reply", String(location.reply));
+  if (location.compare !== null) params.set("compare", String(location.compare));
   if (location.document !== null) params.set("document", location.document);
   const query = params.toString();
   const path = location.conversation === null ? "#/" : `#/c/${encodeURIComponent(location.conversation)}`;
@@ -79,11 +83,11 @@ class RouteStore {
 
   openConversation(conversation: string | null, branch: number | null = null): void {
     const { panel } = this.location;
-    this.go({ conversation, branch, at: null, reply: null, document: null, panel: conversation ? panel : null });
+    this.go({ conversation, branch, at: null, reply: null, compare: null, document: null, panel: conversation ? panel : null });
   }
 
   showPanel(panel: PanelName | null, changes: Partial<Location> = {}): void {
-    this.go({ panel, reply: null, document: null, ...changes });
+    this.go({ panel, reply: null, compare: null, document: null, ...changes });
   }
 }
 

@@ -115,6 +115,9 @@ export const settings: typeof english = {
   window: "Fenster",
   compactionAt: "Verdichtung ab",
   requests: "Anfragen",
+  importedRequests: (requests: number) =>
+    `${count(requests, { one: "Anfrage wurde", other: "Anfragen wurden" })} importiert: Ihre Tokens sind die des Protokolls.`,
+  loading: "Wird geladen …",
   noRequests: "Noch keine Anfragen.",
   noKnownCost: "Von dieser Unterhaltung sind keine Kosten bekannt.",
   costOfConversation: (cost) => `Kosten dieser Unterhaltung: ${cost}.`,

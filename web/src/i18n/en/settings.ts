@@ -89,6 +89,9 @@ export const settings = {
   window: "Window",
   compactionAt: "Compaction at",
   requests: "Requests",
+  importedRequests: (requests: number) =>
+    `${count(requests, { one: "request was", other: "requests were" })} imported: their tokens are what the transcript says.`,
+  loading: "Loading…",
   noRequests: "No requests yet.",
   noKnownCost: "No cost of this conversation is known.",
   costOfConversation: (cost: string) => `Cost of this conversation: ${cost}.`,
