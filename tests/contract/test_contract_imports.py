@@ -53,9 +53,12 @@ async def test_a_compaction_covers_what_is_before_it(store: SqlStore) -> None:
     assert await store.verify_conversation("imported") == []
 
 
-async def test_a_session_is_live_if_one_of_its_conversations_was_not_imported(store: SqlStore) -> None:
+async def test_conversations_are_listed_by_session_without_side_calls(store: SqlStore) -> None:
     await store.imports.append([_make_batch(_make_item("a", None))])
-    assert await store.imports.find_live_sessions("codex", ["session-1", "session-2"]) == set()
     await store.create_conversation("live", origin=ORIGIN)
-    assert await store.imports.find_live_sessions("codex", ["session-1", "session-2"]) == {"session-1"}
-    assert await store.imports.find_live_sessions("claude-code", ["session-1"]) == set()
+    await store.create_conversation("side", origin=ORIGIN.model_copy(update={"purpose": "side"}))
+    found = await store.imports.list_sessions("codex", ["session-1", "session-2"])
+    assert {session: {each.id for each in records} for session, records in found.items()} == {
+        "session-1": {"imported", "live"}
+    }
+    assert await store.imports.list_sessions("claude-code", ["session-1"]) == {}
