@@ -96,6 +96,19 @@ async def test_the_same_question_brings_the_same_in_every_step_of_a_tool_loop(st
     assert after[: len(before)] == before
 
 
+async def test_recalled_messages_stay_below_the_trigger(store: SqlStore):
+    engine = make_engine(store, context_limit=4_000)
+    conversation = await make_archived_conversation(engine)
+    question, trigger = "What happened on the days with soup?", engine.policy.trigger_tokens
+    totals: list[int] = []
+    while (manifest := (await conversation.prepare(question)).manifest).full_history_tokens < trigger - 100:
+        assert recalled_scores(manifest) or manifest.full_history_tokens > trigger - 200
+        totals.append(manifest.total_tokens)
+        await conversation.append("The boat was painted, and dried in the sun for a while. " * 4)
+    assert len(totals) > 10
+    assert max(totals) <= trigger
+
+
 @pytest.mark.every_database
 async def test_several_segments_are_ranked_as_one(store: SqlStore):
     conversation = await make_archived_conversation(make_engine(store), messages=1_200)

@@ -143,7 +143,8 @@ def select_recalled(
 ) -> RecalledBlock | None:
     """Fits recalled messages into the recall slot, after its blocks.
 
-    Inside a turn they use only tokens below the target, so that they do not bring the next compaction closer.
+    They use only tokens below the trigger, so that what a compaction freed stays free; inside a turn below the target,
+    so that they do not bring the next compaction closer.
     """
     fixed = counted_input.fixed_recall
     if fixed is not None:
@@ -151,8 +152,8 @@ def select_recalled(
         return RecalledBlock(fixed, rendered) if rendered is not None and rendered.tokens <= available_tokens else None
     used = sum(counted.tokens for counted in blocks if counted.block.slot == "recall")
     max_tokens = min(available_tokens, budget.limit_for("recall") - used, budget.recall_tokens)
-    if counted_input.continues_turn:
-        max_tokens = min(max_tokens, budget.target_tokens - (budget.max_input_tokens - available_tokens))
+    limit = budget.target_tokens if counted_input.continues_turn else budget.trigger_tokens
+    max_tokens = min(max_tokens, limit - (budget.max_input_tokens - available_tokens))
     fitted = fit_candidates(
         counted_input.recall_candidates, max_tokens=max_tokens, counter=message_counter.token_counter
     )
