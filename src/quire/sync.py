@@ -237,6 +237,9 @@ class SyncConversation:
     def undo_compaction(self) -> Entry:
         return self._loop.run(self._conversation.undo_compaction())
 
+    def redo_compaction(self) -> Entry:
+        return self._loop.run(self._conversation.redo_compaction())
+
     def edit_summary(self, text: str) -> Entry:
         return self._loop.run(self._conversation.edit_summary(text))
 

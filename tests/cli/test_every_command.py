@@ -51,8 +51,8 @@ def get_snapshot_path(name: str) -> Path:
 
 def test_the_commands_are_those_expected():
     expected = {
-        "context": "show timeline summary compact undo edit clear replay diff cache why items pin unpin drop restore "
-        "priority",
+        "context": "show timeline summary compact undo redo edit clear replay diff cache why items pin unpin drop "
+        "restore priority",
         "memory": "import search relevance list retire",
         "config": "get set list",
         "agent": "list show config new",
@@ -95,8 +95,14 @@ def test_commands_without_a_group_have_help_and_stand_in_the_docs(name: str):
     assert f"$ {SINGLE_COMMANDS[name]}\n" in COMMANDS_PAGE.read_text()
 
 
+def make_example_possible(name: str) -> None:
+    if name == "context redo":
+        assert invoke_cli("context", "undo").exit_code == 0
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_example_prints_what_its_snapshot_shows(name: str, home: CliHome):
+    make_example_possible(name)
     outcome = invoke_cli(*get_example_words(name))
     assert outcome.exit_code == 0, outcome.output
     if os.environ.get("UPDATE_SNAPSHOTS"):
@@ -114,6 +120,7 @@ def test_its_json_is_one_document_of_a_schema(name: str, home: CliHome, monkeypa
         printed.append(document)
         print_document(document)
 
+    make_example_possible(name)
     monkeypatch.setattr(output, "print_document", record)
     outcome = invoke_cli(*get_example_words(name), "--json")
     assert outcome.exit_code == 0, outcome.output

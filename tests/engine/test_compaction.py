@@ -194,6 +194,31 @@ async def test_undo_one_by_one_gives_each_view_back_to_the_byte(store: SqlStore)
         await conversation.undo_compaction()
 
 
+@pytest.mark.every_database
+async def test_what_was_undone_is_redone_one_by_one_until_another_compaction(store: SqlStore):
+    model = ScriptedModel(*(f"Summary {number} of rivers [#1]." for number in range(4)))
+    conversation = await make_engine(store, model).conversation("c")
+    views = []
+    for _ in range(3):
+        await append_turns(conversation, 14)
+        assert await conversation.compact() is not None
+        views.append(await rendered_bytes(conversation))
+    for _ in range(2):
+        for _ in range(3):
+            await conversation.undo_compaction()
+        for view in views:
+            await conversation.redo_compaction()
+            assert (await rendered_bytes(conversation))[: len(view)] == view
+        with pytest.raises(InvalidRequest, match="no undone compaction"):
+            await conversation.redo_compaction()
+    await conversation.undo_compaction()
+    await append_turns(conversation, 14)
+    assert await conversation.compact() is not None
+    with pytest.raises(InvalidRequest, match="no undone compaction"):
+        await conversation.redo_compaction()
+    assert await store.verify_conversation("c") == []
+
+
 async def rendered_bytes(conversation: Conversation) -> tuple[bytes, ...]:
     """The rendered messages of the window, regardless of the budget."""
     window = await conversation.engine.store.read_window(conversation.id)

@@ -327,6 +327,21 @@ async def test_a_purged_message_is_in_no_later_request(store: SqlStore):
         assert "Part 2: " not in provider.requests[-1].raw.decode()
 
 
+async def test_a_redone_compaction_gives_the_agent_its_own_list_again(store: SqlStore):
+    async with run_agent_gateway(store, "messages") as (harness, provider):
+        conversation, items = await continue_restored(harness, provider)
+        compaction = f"/api/conversations/{conversation}/compaction"
+        await harness.http.delete(f"/api/conversations/{conversation}/pins/1")
+        for undone in (True, False, True, False):
+            items += make_question("messages", "And on.")
+            await send_as_agent(harness, items)
+            assert ("Part 2: " in provider.requests[-1].raw.decode()) == undone
+            assert (provider.requests[-1].items == items) == (not undone)
+            items += make_answer("messages", "Noted.", "")
+            change = await (harness.http.post(f"{compaction}/redo") if undone else harness.http.delete(compaction))
+            assert change.status_code == 200, change.text
+
+
 async def test_a_restored_range_is_read_once(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
     async with run_agent_gateway(store, "messages") as (harness, provider):
         _, items = await continue_restored(harness, provider)

@@ -65,6 +65,7 @@ CHANGES: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("post", "/messages", {"messages": ["And the wheel?"]}),
     ("put", "/compaction", {"summary": "The water mill."}),
     ("delete", "/compaction", None),
+    ("post", "/compaction/redo", None),
     ("post", "/branches", {"fork_seq": 3}),
     ("post", "/stop", {}),
     ("post", "/approvals/call-1", {"approve": True}),

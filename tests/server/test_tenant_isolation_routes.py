@@ -119,6 +119,8 @@ async def test_another_tenant_s_ids_lead_nowhere_and_one_s_own_do(
         # No call waits for approval, and only the gateway stores bodies: these 404 are not of a missing conversation.
         code = "entry_not_found" if operation.path.endswith("/body") else "not_found"
         known = answer.status_code < 300 or (answer.status_code == 404 and answer.json()["code"] == code)
+        # No compaction is undone at this moment.
+        known = known or (operation.path.endswith("/redo") and answer.json()["code"] == "invalid_request")
         assert known, f"{operation}: {answer.status_code} {answer.text}"
 
 

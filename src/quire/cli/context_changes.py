@@ -125,6 +125,22 @@ async def undo(target: CommandTarget) -> Result:
     return Result(document, "\n".join(lines))
 
 
+@command(app, "quire context redo")
+async def redo(target: CommandTarget) -> Result:
+    """Redo the compaction that was undone last, unless another one was made since."""
+    from quire.schemas.context import ChangedSummarySchema
+
+    async with open_conversation(target) as conversation:
+        entry = await conversation.redo_compaction()
+        active = await load_active_compaction(conversation)
+        waiting = await load_waiting_edits(conversation)
+    document = ChangedSummarySchema(
+        conversation=conversation.id, branch=conversation.branch, active=active, waiting=waiting
+    )
+    lines = [f"The compaction is active again, as entry #{entry.seq}.", *format_waiting_edits(waiting)]
+    return Result(document, "\n".join(lines))
+
+
 async def load_waiting_edits(conversation: "Conversation") -> "EditEffectSchema | None":
     """Edits that an agent's own list does not have yet."""
     if not await conversation.engine.store.list_manifests(conversation.id, branch=conversation.branch, limit=1):

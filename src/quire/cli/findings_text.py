@@ -49,7 +49,7 @@ def format_evidence(evidence: FindingEvidenceSchema) -> str:
 
 
 def shorten_name(name: str) -> str:
-    """The end of a path or name, which tells more than its beginning."""
+    """The end of a path or name, more specific than its beginning."""
     home = str(Path.home())
     name = f"~{name.removeprefix(home)}" if name == home or name.startswith(f"{home}{os.sep}") else name
     return to_one_line(name if len(name) <= NAME_CHARS else f"…{name[1 - NAME_CHARS :]}", NAME_CHARS)

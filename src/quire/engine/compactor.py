@@ -202,6 +202,29 @@ class Compactor:
             raise InvalidRequest("There is no compaction to undo.")
         return await self._append(Restore(compaction=active.seq))
 
+    async def redo(self) -> Entry:
+        """Appends the compaction that was undone last once more; an agent's own one is in its list as it was."""
+        store, undone = self._engine.store, list[Compaction]()
+        by_seq: dict[int, Compaction] = {}
+        for entry in await store.read_range(self._conversation, branch=self._branch, kinds=("compaction", "restore")):
+            match entry.body:
+                case Compaction():
+                    by_seq[entry.seq] = entry.body
+                    if undone and _is_same(entry.body, undone[-1]):
+                        undone.pop()
+                    else:
+                        undone.clear()
+                case Restore():
+                    undone.append(by_seq[entry.body.compaction])
+                case _:
+                    pass
+        if not undone:
+            raise InvalidRequest("There is no undone compaction; one that was made since takes its place.")
+        state = (await store.get_branch(self._conversation, self._branch)).state
+        active = state.active_compaction.seq if state.active_compaction is not None else None
+        body = undone[-1].model_copy(update={"number": state.compaction_count + 1, "supersedes": active})
+        return await self._append(body, tokens=count_summary(body, self._engine.message_counter))
+
     async def edit_summary(self, text: str) -> Entry:
         """Appends a compaction of the same span, with this text as its summary, that supersedes the active one."""
         window = await self._engine.store.read_window(self._conversation, branch=self._branch, max_tokens=0)
@@ -264,3 +287,9 @@ class Compactor:
         draft = Draft(body=body, tokens=tokens)
         [entry] = await self._engine.store.append(self._conversation, draft, branch=self._branch)
         return entry
+
+
+def _is_same(compaction: Compaction, other: Compaction) -> bool:
+    """Whether one is the other again: only its number and what it supersedes differ."""
+    changed = {"number": other.number, "supersedes": other.supersedes}
+    return compaction.model_copy(update=changed) == other

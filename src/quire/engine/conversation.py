@@ -263,6 +263,10 @@ class Conversation:
         """Undoes the active compaction: the view is again what it was before."""
         return await self._compactor.undo()
 
+    async def redo_compaction(self) -> Entry:
+        """Makes the compaction that was undone last active again, unless another one was made since."""
+        return await self._compactor.redo()
+
     async def edit_summary(self, text: str) -> Entry:
         """Replaces the active summary; the old one stays in the log, and `undo_compaction` restores it."""
         return await self._compactor.edit_summary(text)

@@ -329,7 +329,7 @@ class _BatchWriter:
             noticed = {
                 conversation.id: dump_json([_locate(each, conversation) for each in observations])
                 for conversation, observations in batch.observations
-                if conversation.positions and not conversation.is_live
+                if conversation.positions
             }
             await self._store.imports.record_files(batch.versions, noticed)
         self._report.files += batch.files

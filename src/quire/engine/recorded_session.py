@@ -3,7 +3,7 @@
 The two differ in what an agent adds to a request, such as reminders, so messages are compared by their words. A reply
 in the log has its input there too: the request that it answers was recorded with it. So what comes before a recorded
 reply is never imported, whatever form the agent gave it. A question without a reply waits for one, because its request
-may be under way.
+may not have ended.
 """
 
 from collections import defaultdict

@@ -151,7 +151,7 @@ async def read_findings(store: SqlStore, found: Sequence[FoundSource] = ()) -> F
 async def watch_sources(engine: EngineState, env: Mapping[str, str]) -> AsyncGenerator[None]:
     """Imports what the programs write, in the background, from the sources that were imported before.
 
-    Whoever has never imported from a program gets nothing of it by starting a server.
+    A server imports nothing of a program from which the user has never imported.
     """
     task = asyncio.create_task(_watch(engine, env))
     try:

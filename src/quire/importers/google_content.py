@@ -60,7 +60,7 @@ def list_parts(content: object) -> list[dict[str, Any]]:
 
 
 def make_usage(counts: dict[str, Any], names: tuple[str, str, str, str], *, model: object) -> Usage | None:
-    """Usage by the names of the counts: the prompt, its cached part, the reply, and thoughts besides the reply."""
+    """Usage by the names of the counts: the prompt, its cached part, the reply, and thoughts, which the reply lacks."""
     sent, cached, replied, thought = (read_count(counts.get(name)) for name in names)
     if not sent and not replied:
         return None

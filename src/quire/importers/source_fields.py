@@ -115,7 +115,7 @@ def add_usage(
 ) -> Usage | None:
     """Usage of a program that stores cached tokens outside of its input; None if all counts are 0.
 
-    `reasoning` is what was written besides `output`.
+    `reasoning` is not part of `output`.
     """
     read, written, thought = read_count(cache_read), read_count(cache_write), read_count(reasoning)
     sent, replied = read_count(uncached) + read + written, read_count(output) + thought

@@ -338,9 +338,12 @@ class ActiveSummarySchema(BranchDocument):
     active: ActiveCompactionSchema | None
 
 
-class UndoneCompactionSchema(ActiveSummarySchema):
-    undone: int = Field(description="Sequence number of the compaction that was undone.")
+class ChangedSummarySchema(ActiveSummarySchema):
     waiting: EditEffectSchema | None = Field(description="What this does to an agent's next request, and when.")
+
+
+class UndoneCompactionSchema(ChangedSummarySchema):
+    undone: int = Field(description="Sequence number of the compaction that was undone.")
 
 
 class CompactionPreviewSchema(BranchDocument):

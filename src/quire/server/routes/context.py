@@ -269,6 +269,16 @@ async def undo_compaction(
     return await _load_status(loaded)
 
 
+@compaction_router.post("/redo")
+async def redo_compaction(
+    engine: WriteEngine, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
+) -> CompactionStatusSchema:
+    """Makes the compaction that was undone last active again, unless another one was made since."""
+    loaded = await load_conversation(engine, conversation, branch)
+    await loaded.redo_compaction()
+    return await _load_status(loaded)
+
+
 async def _load_status(conversation: Conversation) -> CompactionStatusSchema:
     store = conversation.engine.store
     active = (await _load_state(conversation)).active_compaction
