@@ -187,7 +187,7 @@ def draw_svg(lines: list[Text], *, command: str, path: Path, description: str) -
     for line in lines:
         console.print(line, no_wrap=True, overflow="crop")
     frame = FRAME.replace("{description}", description)
-    svg = console.export_svg(title="quire chat", theme=THEME, code_format=frame, unique_id="chat")
+    svg = console.export_svg(title=" ".join(command.split()[:2]), theme=THEME, code_format=frame, unique_id="chat")
     path.write_text(svg, encoding="utf-8")
     sys.stdout.write("\n".join(line.plain for line in lines))
 

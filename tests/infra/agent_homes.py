@@ -263,7 +263,7 @@ def plant(projects: Path, kind: str, number: int) -> str:
             session.wait(400 if number % 2 else 0)
             session.model = session.model if number % 2 else "claude-opus-4-5"
             session.reply(cached=0.0)
-            evidence = "1 × expired" if number % 2 else "1 × model"
+            evidence = "1 × a pause" if number % 2 else "1 × another model"
         case "cache_share":
             for _ in range(30):
                 session.ask(session.text(20))

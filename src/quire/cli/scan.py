@@ -30,7 +30,7 @@ MAX_ROWS = 3
 """Agents, projects, models, and pieces of evidence of a finding that are printed; `--json` lists more."""
 MAX_DAYS = 30
 BARS = "▁▂▃▄▅▆▇█"
-WIDE_COLUMNS = 110
+WIDE_COLUMNS = 90
 """Width from which agents, projects and models are next to each other."""
 
 
@@ -108,7 +108,7 @@ def format_plan(found: "Sequence[FoundSource]", changed: "Sequence[FoundSource]"
     )
     new = sum(len(each.files) for each in changed)
     reads = f"Reads {pluralize(new, 'file')} that {'is' if new == 1 else 'are'} new" if new else "Nothing is new"
-    return f"Found {names}.\n{reads}; writes only {database}."
+    return f"Found {names}.\n{reads}; writes only {database.replace(str(Path.home()), '~', 1)}."
 
 
 def _format_size(size: int) -> str:
@@ -126,6 +126,8 @@ def _print_first(document: "ScanReportSchema", files: int, total: int) -> None:
 
 def draw_findings(document: "ScanReportSchema", console: "Console") -> "Iterable[RenderableType]":
     from rich.columns import Columns
+    from rich.console import Group
+    from rich.padding import Padding
 
     from quire.cli.findings_text import format_total_cost, list_days, name_agents
 
@@ -151,7 +153,8 @@ def draw_findings(document: "ScanReportSchema", console: "Console") -> "Iterable
             ("model", document.models),
         )
     ]
-    yield Columns(tables, padding=(0, 4)) if console.width >= WIDE_COLUMNS else _stack(tables)
+    is_wide = console.width >= WIDE_COLUMNS
+    yield Columns(tables, padding=(0, 4)) if is_wide else Group(*(Padding(each, (0, 0, 1, 0)) for each in tables))
     newest = list_days(days, MAX_DAYS)
     if len(newest) > 1:
         most, highest = max(newest, key=lambda each: each[1])
@@ -166,12 +169,6 @@ def draw_findings(document: "ScanReportSchema", console: "Console") -> "Iterable
     for number, finding in enumerate(document.findings, start=1):
         yield make_text("")
         yield from _draw_finding(number, finding)
-
-
-def _stack(tables: "Sequence[RenderableType]") -> "RenderableType":
-    from rich.console import Group
-
-    return Group(*tables)
 
 
 def _draw_groups(name: str, groups: "Sequence[UsageGroupSchema]") -> "RenderableType":

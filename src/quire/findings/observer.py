@@ -62,6 +62,14 @@ _READ_COMMAND = re.compile(r"(?:cat|head|tail|nl|bat|less|sed -n)\s")
 _EXIT_CODE = re.compile(r"(?:^|\n)(?:Process exited with code|Exit code:?|exit status) (-?\d{1,5})")
 _WORD = re.compile(r"\w{7,60}")
 
+_CAUSES = {
+    "model": "another model",
+    "expired": "a pause longer than its lifetime",
+    "evicted": "evicted early",
+    "unknown": "an unknown change",
+}
+"""Causes of cache breaks that are known without the bodies of requests."""
+
 
 class Observation(NamedTuple):
     """Something that a session wasted, and where."""
@@ -281,7 +289,7 @@ class SessionObserver:
             self._notice(Observation("cache_share", text, self._last_item, self._requests, missed, saving))
         elif self._breaks:
             causes = Counter(cause for cause, *_ in self._breaks)
-            text = ", ".join(f"{count} × {cause}" for cause, count in causes.most_common())
+            text = ", ".join(f"{count} × {_CAUSES.get(cause, cause)}" for cause, count in causes.most_common())
             largest = max(self._breaks, key=lambda each: each[2])
             tokens, cost = sum(each[2] for each in self._breaks), sum(each[3] for each in self._breaks)
             self._notice(Observation("cache_break", text, largest[1], len(self._breaks), tokens, cost))
