@@ -180,7 +180,7 @@ def _to_rich_color(name: str) -> str | None:
 
 
 def draw_svg(lines: list[Text], *, command: str, path: Path, description: str) -> None:
-    while lines and not lines[-1].plain.strip(" ›"):
+    while lines and not lines[-1].plain.strip(" ›$"):
         lines.pop()
     console = Console(record=True, width=TERMINAL_COLUMNS, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115, PTH123
     console.print(Text(f"$ {command}", style="bold"))

@@ -10,7 +10,7 @@ from gateway_fixtures import GatewayHarness, run_gateway
 
 from infra.scripted_provider import ScriptedProvider, ScriptedReply, play, run_scripted_provider
 from proxy.client_lists import Item, make_answer, make_calls, make_question, make_results
-from quire.model import ContextEpoch, Entry
+from quire.model import Compaction, ContextEpoch, Entry
 from quire.proxy.edited_requests import ListEditor
 from quire.store import SqlStore
 
@@ -295,6 +295,18 @@ async def test_a_message_that_the_agent_kept_is_not_restored_again(store: SqlSto
         sent = provider.requests[-1].raw.decode()
         assert "Part 4: " in sent
         assert sent.count("Part 5: ") == 1
+
+
+async def test_a_compaction_is_recognized_behind_a_reminder_of_the_agent(store: SqlStore):
+    async with run_agent_gateway(store, "messages") as (harness, provider):
+        conversation, [item] = await compact_session(harness, provider)
+        reminder = "<system-reminder>\nEnd git commit messages with a name.\n</system-reminder>\n"
+        texts = (reminder, str(item["content"]) if isinstance(item["content"], str) else item["content"][0]["text"])
+        await send_as_agent(
+            harness, [{"role": "user", "content": [{"type": "text", "text": text} for text in (*texts, "Go on.")]}]
+        )
+        entries = await store.read_range(conversation, kinds=["compaction"])
+        assert [entry.body.trigger for entry in entries if isinstance(entry.body, Compaction)] == ["client"]
 
 
 async def continue_restored(harness: GatewayHarness, provider: ScriptedProvider) -> tuple[str, list[Item]]:

@@ -299,10 +299,10 @@ async def _describe_result(
         upstreams = [f"{pattern} at {each.base_url}" for pattern, each in settings.upstreams.items()]
         return [f"Quire recorded no reply in this run. Upstreams: {', '.join(upstreams) or settings.base_url}"]
     title = to_one_line(newest.title, MAX_TITLE_CHARS)
-    commands = f"`quire conversation show {newest.id}`, or in the browser with `quire serve --open`"
+    commands = f"  `quire conversation show {newest.id}`, or `quire serve --open`"
     compactions = await find_client_compactions(state.store, newest, since=since)
     lost = [format_lost_facts(each) for each in compactions if each.lost.total]
-    return [f"Quire recorded “{title}”: {commands}", *lost]
+    return [f"Quire recorded “{title}”\n{commands}", *lost]
 
 
 def format_lost_facts(compaction: "ClientCompaction") -> str:
@@ -314,7 +314,7 @@ def format_lost_facts(compaction: "ClientCompaction") -> str:
     numbers = ",".join(str(seq) for seq in sorted({fact.seq for fact in facts}))
     return "\n".join(
         [
-            f"The agent replaced {compaction.messages} messages with its summary, which does not have:",
+            f"The agent replaced {compaction.messages} messages with its summary, which lacks:",
             *named,
             *more,
             f"Bring them back: `quire context restore {numbers} {compaction.conversation}`",

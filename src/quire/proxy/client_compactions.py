@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from quire.log import Branch, ConversationOrigin, ConversationRecord
-from quire.model import Compaction, Entry, Message, Span
+from quire.model import Compaction, Entry, Message, Span, TextPart
 from quire.model.json_values import get_text
 from quire.store import SqlStore
 from quire.wire.client_messages import ClientMessage, ParsedMessage
@@ -33,7 +33,7 @@ SUMMARY_OPENINGS = (
     "This session is being continued from a previous conversation",
     "Another language model started to solve this problem",
 )
-"""First words of the messages in which Claude Code and Codex put their summaries. A user may quote a reply, too, but
+"""First words of the texts in which Claude Code and Codex put their summaries. A user may quote a reply, too, but
 not with these words. Where they are missing, messages of the conversation must follow."""
 
 _ANALYSIS = re.compile(r"<analysis>(?:(?!<analysis>).)*?</analysis>", re.DOTALL)
@@ -110,7 +110,9 @@ def find_summary(messages: Sequence[ClientMessage], replies: Iterable[SummaryRep
             continue
         places = (index for index, text in texts.items() if messages[index].role == "user" and summary in text)
         if (index := next(places, None)) is not None:
-            return FoundSummary(index, reply, texts[index].startswith(SUMMARY_OPENINGS))
+            # Reminders of the agent's may be parts before it.
+            parts = [part.text for part in messages[index].message.parts if isinstance(part, TextPart)]
+            return FoundSummary(index, reply, any(text.lstrip().startswith(SUMMARY_OPENINGS) for text in parts))
     return None
 
 
