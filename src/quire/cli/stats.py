@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from quire.log import Branch
     from quire.schemas.stats import ConversationStatsSchema, StatsSchema, UsageCountsSchema, UsageGroupSchema
     from quire.store import SqlStore
+    from quire.usage.rollup import RecountResult
 
 BAR_COLUMNS = 20
 """Width of a bar."""
@@ -123,19 +124,21 @@ async def command(
 
     def draw(_: "Console") -> "Iterable[RenderableType]":
         if corrections is not None:
-            checked = pluralize(corrections.conversations, "conversation")
-            wrong, totals = corrections.corrected_conversations, corrections.corrected_totals
-            yield make_text(
-                f"Of {checked}, {wrong:,} differed from the log, and {pluralize(totals, 'total')}; all were corrected."
-                if wrong or totals
-                else f"The roll-up equals the log of {checked}."
-            )
+            yield make_text(_describe_corrections(corrections))
         if by is None:
             yield from _draw_overview(stats)
         else:
             yield _draw_groups(by, stats.groups[by])
 
     return Result(document, draw)
+
+
+def _describe_corrections(corrections: "RecountResult") -> str:
+    checked = pluralize(corrections.conversations, "conversation")
+    wrong, totals = corrections.corrected_conversations, corrections.corrected_totals
+    if not wrong and not totals:
+        return f"The roll-up equals the log of {checked}."
+    return f"Of {checked}, {wrong:,} differed from the log, and {pluralize(totals, 'total')}; all were corrected."
 
 
 async def _count_conversation(store: "SqlStore", branch: "Branch") -> "ConversationStatsSchema":
