@@ -22,7 +22,7 @@ from quire.engine.message_index import MAX_INLINE_ENTRIES
 from quire.engine.recall import MIN_RECALL_TOKENS
 from quire.engine.reported_windows import MIN_REPORTED_WINDOW_TOKENS
 from quire.model.state import MAX_BRANCH_PRIORITIES
-from quire.search.segments import MAX_INDEXED_CHARS
+from quire.search.segments import MAX_EMBEDDED_WORDS
 from quire.settings import Settings
 from quire.settings.schema import ModelEntry
 from quire.wire.media import PDF_PAGE_TOKENS
@@ -123,7 +123,7 @@ def test_the_page_on_strategies_has_the_defaults_that_the_settings_have():
     [
         f"PDFs** count {PDF_PAGE_TOKENS:,} tokens a page",
         f"the window is {DEFAULT_CONTEXT_WINDOW:,}",
-        f"Only the first {MAX_INDEXED_CHARS:,} characters",
+        f"only the first {MAX_EMBEDDED_WORDS} words of a message",
         f"Files over {MAX_FILE_BYTES // 1_000_000} MB are not read, and files imported with `@` not over "
         f"{ImportLimits().max_file_bytes // 1_000} kB. `@` brings {ImportLimits().max_files} files at most",
         f"keeps {MAX_RESULT_CHARS // 1_000_000} million characters",

@@ -19,7 +19,7 @@ from quire.log import ConversationOrigin
 from quire.model import Draft, Entry, Message, Pin
 from quire.model.ids import new_id
 from quire.search.catalog import MIN_SIMILARITY, WORD_WEIGHT
-from quire.search.postings import FORMAT_VERSION
+from quire.search.postings import FORMAT_VERSION, POSTING_BYTES
 from quire.search.query import MAX_QUERY_CHARS, MAX_QUERY_WORDS, find_query_words
 from quire.search.segments import count_message_terms
 from quire.settings import Settings
@@ -283,7 +283,7 @@ async def test_a_segment_with_damaged_bytes_is_built_again(store: SqlStore, admi
     found = await search_messages(make_engine(store), "otter heron")
     assert {hit.entry.seq for hit in found.messages} == ({1, 3} if purged else {1, 2, 3})
     read = await store.message_index.read_changes(["otter", "heron"], after_revision=0)
-    counts = {term: sum(len(data) // 3 for _, data in blocks) for term, blocks in read.postings.items()}
+    counts = {term: sum(len(data) // POSTING_BYTES for _, data in blocks) for term, blocks in read.postings.items()}
     assert counts == ({"otter": 2} if purged else {"otter": 2, "heron": 1})
 
 

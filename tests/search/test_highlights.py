@@ -106,11 +106,15 @@ def test_a_text_that_shares_a_term_has_a_highlight(text: str, query: str):
     assert bool(make_excerpt(text, terms).highlights) == bool(terms & set(tokenize(" ".join(text.split()))))
 
 
-def test_only_the_beginning_of_a_very_long_text_is_searched():
-    text = "water " * (MAX_HIGHLIGHTED_CHARS // 6) + "gannet"
-    assert make_excerpt(text, ["gannet"]).highlights == ()
-    assert make_excerpt(text, ["gannet"]).text.endswith("…")
-    assert make_excerpt("water " * (MAX_HIGHLIGHTED_CHARS // 6 - 2) + "gannet", ["gannet"]).highlights
+@pytest.mark.parametrize("place", [0, 1_000, 19_000, 39_000, 40_001])
+def test_the_passage_of_a_long_text_that_has_the_most_terms_is_excerpted(place: int):
+    words = ["water"] * 40_000
+    words.insert(20_000, "cliff")
+    words.insert(place, "gannet on a cliff")
+    excerpt = make_excerpt(" ".join(words), ["gannet", "cliff"])
+    assert "[gannet] on a [cliff]" in mark(excerpt)
+    assert excerpt.text.startswith("…") == (place > 0)
+    assert excerpt.text.endswith("…") == (place < 40_001)
 
 
 @pytest.mark.parametrize("piece", ["gannet ", "漢字", "か\u3099", "x", "\u0301", "a'", "1,", " "])
@@ -125,4 +129,5 @@ def test_the_time_is_linear_in_the_length(piece: str):
         return min(taken)
 
     # Eight times the text takes eight times as long, where quadratic work would take 64 times as long.
-    assert measure(MAX_HIGHLIGHTED_CHARS) < 32 * max(measure(MAX_HIGHLIGHTED_CHARS // 8), 0.000_1)
+    for chars in (MAX_HIGHLIGHTED_CHARS, 100_000):
+        assert measure(chars) < 32 * max(measure(chars // 8), 0.000_1)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.search.passages import MAX_INDEXED_CHARS, split_passages
+from quire.search.passages import MAX_RANKED_PASSAGES, MAX_WHOLE_PASSAGES, group_passages, split_passages
 
 
 def test_a_short_message_is_one_passage():
@@ -27,12 +27,17 @@ def test_what_has_no_sentences_is_cut_as_well():
     assert max(map(len, passages)) <= 720
 
 
-def test_of_a_very_long_message_head_and_tail_are_read():
-    text = f"begin {'word ' * MAX_INDEXED_CHARS} end"
-    passages = split_passages(text)
-    assert passages[0].startswith("begin")
-    assert passages[-1].endswith("end")
-    assert sum(map(len, passages)) <= MAX_INDEXED_CHARS + 1
+def test_all_of_a_very_long_message_is_read():
+    text = f"begin {'word ' * 200_000} end"
+    assert "".join(split_passages(text)) == text
+
+
+@given(st.integers(1, 200_000))
+def test_a_search_ranks_every_passage_and_at_most_255_groups_of_neighbors(count: int):
+    groups = group_passages(count)
+    ranked = [number for first, end in groups for number in range(first, end)]
+    assert ranked == list(range(count if count > MAX_WHOLE_PASSAGES else 0))
+    assert len(groups) <= MAX_RANKED_PASSAGES
 
 
 @given(st.lists(st.sampled_from(["word", "End.", "Why?\n", "\n\n", "a, b", "。", "x" * 900])).map(" ".join) | st.text())

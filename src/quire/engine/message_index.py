@@ -167,7 +167,7 @@ async def _build_updates(
 def _prepare(engine: EngineState, tasks: Sequence[SegmentTask]) -> list[_PreparedSegment | None]:
     """Decodes segments and extracts messages; None for bytes that cannot be read."""
     from quire.search.segment_codec import decode_segment
-    from quire.search.segments import MAX_INDEXED_CHARS, IndexedMessage
+    from quire.search.segments import IndexedMessage
 
     prepared: list[_PreparedSegment | None] = []
     for task in tasks:
@@ -181,7 +181,7 @@ def _prepare(engine: EngineState, tasks: Sequence[SegmentTask]) -> list[_Prepare
             if entry.kind != "message" or entry.role == "system" or entry.purged_at is not None:
                 continue
             message = entry.message
-            text = to_searchable_text(message)[:MAX_INDEXED_CHARS]
+            text = to_searchable_text(message)
             if text.strip():
                 tokens = entry.tokens if entry.tokens is not None else engine.message_counter.count(message)
                 messages.append(IndexedMessage(entry.seq, message.role, message.name, entry.created_at, text, tokens))

@@ -50,8 +50,7 @@ def erase_messages(connection: Connection, tenant: str, conversation: str, purge
         indexed = [(rows[entry.seq], entry) for entry in erased if entry.seq in rows]
         for row, entry in indexed:
             number = ref.number * ENTRIES_PER_SEGMENT + row
-            text = to_searchable_text(entry.message)[: segments.MAX_INDEXED_CHARS]
-            message_terms = segments.count_message_terms(text)
+            message_terms = segments.count_message_terms(to_searchable_text(entry.message))
             if set(map(segments.hash_term, message_terms)) != segments.list_term_hashes(segment, row):
                 remove_numbers(connection, tenant, scope.scope, [number])
                 continue

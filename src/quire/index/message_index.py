@@ -234,7 +234,7 @@ def put_segments(
     """
     scope = lock_messages(connection, tenant)
     refused: list[SegmentUpdate] = []
-    numbered: list[tuple[int, Mapping[str, int]]] = []
+    numbered: list[tuple[int, Sequence[Mapping[str, int]]]] = []
     for update in updates:
         _check_range(conversations.get_branch(connection, tenant, update.conversation, update.branch), update)
         own = {"tenant": tenant, "conversation": update.conversation, "branch": update.branch}

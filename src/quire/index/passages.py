@@ -244,11 +244,11 @@ def _insert_passages(connection: Connection, tenant: str, scope: str, new: Seque
 
 def _count_terms_by_number(
     connection: Connection, numbered: Sequence[tuple[int, Passage]]
-) -> Iterator[tuple[int, dict[str, int]]]:
+) -> Iterator[tuple[int, list[dict[str, int]]]]:
     """Counts the terms of each passage, and lets other tasks run after `MAX_UNINTERRUPTED_CHARS`."""
     uninterrupted = 0
     for number, passage in numbered:
-        yield number, _count_weighted_terms(passage.title, passage.text)
+        yield number, [_count_weighted_terms(passage.title, passage.text)]
         uninterrupted += len(passage.text)
         if uninterrupted > MAX_UNINTERRUPTED_CHARS:
             uninterrupted = 0

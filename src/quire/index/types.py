@@ -135,8 +135,8 @@ class SegmentUpdate(NamedTuple):
     """Number of entries from `first_read_seq` on that were purged when they were read."""
     data: SegmentData
     embedder: str | None
-    term_counts: tuple[tuple[int, Mapping[str, int]], ...] = ()
-    """Row in the segment and term counts of each new message."""
+    term_counts: tuple[tuple[int, Sequence[Mapping[str, int]]], ...] = ()
+    """Row in the segment and term counts of each new message: of all of it, then of each ranked passage."""
     replaces_rows: bool = False
     """Whether its messages were in the inverted index before, and may be there under other terms."""
 

@@ -4,8 +4,9 @@ One row per message: time, role, speaker, a quantized vector and its sketch; wor
 each query. The catalog grows by the segments that changed since its last revision. A changed segment is written behind
 the last row again and its former rows become dead; when there are many of them, the rows are compacted.
 
-Ranking: the score is the weighted mean of the share of the query's IDF that a message matches (BM25) and its cosine
-similarity. Candidates are the best by words and the best by sketch; all of them are scored exactly.
+Ranking: the score is the weighted mean of the share of the query's IDF that a message, or a passage of a long one,
+matches (BM25) and its cosine similarity. Candidates are the best by words and the best by sketch; all of them are
+scored exactly.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.errors import UnreadableSegment
+from quire.search.passages import MAX_RANKED_PASSAGES
 from quire.search.postings import (
     ENTRIES_PER_SEGMENT,
     NUMBERS_PER_BLOCK,
@@ -44,6 +46,8 @@ SearchOrder = Literal["relevance", "newest", "oldest"]
 
 WORD_WEIGHT = 0.65
 """Weight of the words in a score; the rest is the weight of the meaning."""
+PASSAGE_WEIGHT = 0.7
+"""Weight of the words in a passage of a long message, relative to those in a message of that length."""
 MIN_SIMILARITY = 0.34
 """Similarity below which a message without any word of the query is no hit: by chance, messages have up to 0.3 with the
 offline embedder, and a message with a related word has more."""
@@ -187,7 +191,7 @@ class MessageCatalog:
         query: FloatArray | None = None
         if vector is not None and self.dimensions and vector.any():
             [query] = truncate_vectors(vector[np.newaxis], self.dimensions)
-        word_scores = self._score_words(words)
+        word_scores, is_past_head = self._score_words(words)
         word_scores[~allowed] = 0
         candidates = self._find_candidates(word_scores, allowed, query, in_time_order=order != "relevance")
         rows, scores = np.zeros(0, dtype=np.int64), np.zeros(0)
@@ -200,7 +204,9 @@ class MessageCatalog:
                 cosines = compute_similarities(self._columns["vector"][some], query)
                 similarity = np.clip(cosines, 0, 1).astype(np.float64)
                 is_hit = (some_scores > 0) | (similarity >= MIN_SIMILARITY)
-                some_scores = (word_weight * some_scores + (1 - word_weight) * similarity) * is_hit
+                mean = (word_weight * some_scores + (1 - word_weight) * similarity) * is_hit
+                # A vector is that of the message's head, and says nothing about a passage further down.
+                some_scores = np.where(is_past_head[some], np.maximum(mean, some_scores), mean)
             some_scores = np.round(some_scores, _SCORE_DIGITS)
             matching = (some_scores > 0) & (some_scores >= floor)
             rows, scores = np.concatenate([rows, some[matching]]), np.concatenate([scores, some_scores[matching]])
@@ -325,30 +331,53 @@ class MessageCatalog:
         chosen[list(numbers)] = True
         return chosen[self._column("segment")]
 
-    def _score_words(self, words: Sequence[QueryWord]) -> FloatArray:
-        """Share of the query's IDF that each row matches, from 0 to 1."""
+    def _score_words(self, words: Sequence[QueryWord]) -> tuple[FloatArray, BoolArray]:
+        """Share of the query's IDF that each row matches, from 0 to 1, and whether a passage after its first does.
+
+        A long message has the score of all of it, or of its best passage if that is higher.
+        """
         scores = np.zeros(self._size, dtype=np.float32)
+        is_past_head = np.zeros(self._size, dtype=np.bool_)
         total = 0.0
+        passage_keys: list[IntArray] = []
+        passage_scores: list[FloatArray] = []
         for word in words:
-            # Message numbers and term weights, by term.
-            decoded: list[tuple[IntArray, FloatArray]] = []
+            # Message numbers, passages and term weights, by term.
+            decoded: list[tuple[IntArray, IntArray, FloatArray]] = []
+            matching = 0
             for blocks in word.postings:
                 stored = np.frombuffer(b"".join(data for _, data in blocks), dtype=posting_dtype())
                 counts = [len(data) // POSTING_BYTES for _, data in blocks]
                 first = np.repeat(np.array([block for block, _ in blocks], dtype=np.int64) * NUMBERS_PER_BLOCK, counts)
-                decoded.append((first + stored["offset"], stored["weight"].astype(np.float32)))
-            matching = max((len(numbers) for numbers, _ in decoded), default=0)
+                numbers = first + stored["offset"]
+                # The passages of a message are next to each other.
+                matching = max(matching, int(np.count_nonzero(np.diff(numbers, prepend=-1))))
+                decoded.append((numbers, stored["passage"], stored["weight"].astype(np.float32)))
             idf = inverse_document_frequency(matching, total=len(self))
             total += idf
-            for numbers, weights in decoded if len(self._starts) else ():
+            for numbers, passages, weights in decoded if len(self._starts) else ():
                 segments, offsets = numbers // ENTRIES_PER_SEGMENT, numbers % ENTRIES_PER_SEGMENT
                 in_table = segments < len(self._starts)
                 segments = np.where(in_table, segments, 0)
                 starts = self._starts[segments]
                 known = in_table & (starts >= 0) & (offsets < self._counts[segments])
-                # A message occurs once in the postings of a term, so this addition loses nothing.
-                scores[(starts + offsets)[known]] += weights[known] * np.float32(idf / WEIGHT_SCALE)
-        return np.minimum(scores / np.float32(total), 1) if total else scores
+                rows, added = (starts + offsets), weights * np.float32(idf / WEIGHT_SCALE)
+                # As a whole, a message occurs once in the postings of a term, so this addition loses nothing.
+                is_whole, in_passage = known & (passages == 0), known & (passages > 0)
+                scores[rows[is_whole]] += added[is_whole]
+                passage_keys.append(rows[in_passage] * (MAX_RANKED_PASSAGES + 1) + passages[in_passage])
+                passage_scores.append(added[in_passage])
+        if passage_keys and len(keys := np.concatenate(passage_keys)):
+            keys, positions = np.unique(keys, return_inverse=True)
+            sums = np.bincount(positions, np.concatenate(passage_scores)).astype(np.float32)
+            rows, passages = np.divmod(keys, MAX_RANKED_PASSAGES + 1)
+            # The last of each row is its best passage, of equal ones the first.
+            order = np.lexsort((-passages, sums, rows))
+            order = order[np.append(np.diff(rows[order]) > 0, True)]
+            rows, passages, best = rows[order], passages[order], np.float32(PASSAGE_WEIGHT) * sums[order]
+            is_past_head[rows] = (passages > 1) & (best > scores[rows])
+            scores[rows] = np.maximum(scores[rows], best)
+        return np.minimum(scores / np.float32(total), 1) if total else scores, is_past_head
 
     def _find_candidates(
         self, word_scores: FloatArray, allowed: BoolArray, query: FloatArray | None, *, in_time_order: bool

@@ -1,7 +1,6 @@
 """Passages of a message, and its excerpts: for recall the passages that match, for a search one highlighted line.
 
-Query terms count together only within one passage of a few sentences. A short message is one passage; of a very long
-one only the head and the tail are indexed.
+Query terms count together only within one passage of a few sentences. A short message is ranked as a whole.
 """
 
 import re
@@ -17,16 +16,17 @@ CharSpan = tuple[int, int]
 
 PASSAGE_WORDS = 60
 """Target words of a passage; a longer sentence stays whole, up to twice as long."""
-MAX_INDEXED_CHARS = 60_000
-"""Characters of a message that are indexed: its head, and the last `_TAIL_CHARS`."""
+MAX_WHOLE_PASSAGES = 2
+"""Passages of a message that a search ranks only as a whole; of a longer one it ranks the passages, too."""
+MAX_RANKED_PASSAGES = 255
+"""Passages of one message that a search distinguishes; of a longer message, neighbors are joined."""
 MAX_EXCERPTS = 2
 """Passages of one message that its excerpt may have."""
 EXCERPT_CHARS = 300
 """Maximum characters of a highlighted excerpt, without the ellipses at its ends."""
-MAX_HIGHLIGHTED_CHARS = 60_000
-"""Characters of a text in which terms are located, from its start."""
+MAX_HIGHLIGHTED_CHARS = 2_000
+"""Characters of a text in which every term is located; in a longer one only near the passage with the most terms."""
 
-_TAIL_CHARS = 20_000
 # It begins with a set of characters, which is quicker to search for than alternatives.
 _SENTENCE_END = re.compile(r"[.!?\n。！？](?:(?<=[\n。！？])|\s)\s*")
 _MAX_SENTENCE_CHARS = 6 * 2 * PASSAGE_WORDS
@@ -57,6 +57,14 @@ def split_passages(text: str) -> list[str]:
     return [text[start:end] for start, end in _find_spans(text)] or [""]
 
 
+def group_passages(count: int) -> list[tuple[int, int]]:
+    """First and end of the passages that a search ranks together, of a message with `count`; none of a short one."""
+    if count <= MAX_WHOLE_PASSAGES:
+        return []
+    size = -(-count // MAX_RANKED_PASSAGES)
+    return [(first, min(first + size, count)) for first in range(0, count, size)]
+
+
 def find_excerpts(text: str, query: str) -> tuple[CharSpan, ...]:
     """Spans (start, end) of the passages that share the most terms with the query, adjacent ones merged.
 
@@ -85,18 +93,13 @@ def _find_spans(text: str) -> list[CharSpan]:
     """Position of each passage in the text."""
     if len(text) <= _MAX_SENTENCE_CHARS // 2:
         return [(0, len(text))] if text else []
-    if len(text) <= MAX_INDEXED_CHARS:
-        return list(_merge_sentences(text, 0, len(text)))
-    return [
-        *_merge_sentences(text, 0, MAX_INDEXED_CHARS - _TAIL_CHARS),
-        *_merge_sentences(text, len(text) - _TAIL_CHARS, len(text)),
-    ]
+    return list(_merge_sentences(text))
 
 
-def _merge_sentences(text: str, start: int, end: int) -> Iterator[CharSpan]:
+def _merge_sentences(text: str) -> Iterator[CharSpan]:
     """Sentences in a row that have `PASSAGE_WORDS` together."""
-    passage_start, passage_end, passage_words = start, start, 0
-    for sentence_start, sentence_end in _find_sentences(text, start, end):
+    passage_start, passage_end, passage_words = 0, 0, 0
+    for sentence_start, sentence_end in _find_sentences(text, 0, len(text)):
         words = max(text.count(" ", sentence_start, sentence_end) + 1, (sentence_end - sentence_start) // 12)
         if passage_words and passage_words + words > PASSAGE_WORDS:
             yield passage_start, passage_end
@@ -137,11 +140,19 @@ def make_excerpt(text: str, terms: Collection[str], *, max_chars: int = EXCERPT_
     A word is highlighted if the tokenizer gives it a term of the query, so that what is highlighted is what matched.
     Positions are in characters (code points).
     """
-    line = _SPACE.sub(" ", text[:MAX_HIGHLIGHTED_CHARS]).strip()
-    matches = list(_find_matches(line, frozenset(terms), detect_language(text)))
+    terms, language = frozenset(terms), detect_language(text)
+    first, last = 0, len(text)
+    if len(text) > MAX_HIGHLIGHTED_CHARS:
+        spans = _find_spans(text)
+        counts = [len(terms & find_distinct_terms(text[start:end], language)) for start, end in spans]
+        best = counts.index(max(counts))
+        first = spans[best - 1][0] if best > 0 else 0
+        last = spans[best + 1][1] if best + 1 < len(spans) else len(text)
+    line = _SPACE.sub(" ", text[first:last]).strip()
+    matches = list(_find_matches(line, terms, language))
     start, end = _place_window(line, _find_densest(matches, max_chars), max_chars)
-    prefix = _ELLIPSIS if start > 0 else ""
-    suffix = _ELLIPSIS if end < len(line) or len(text) > MAX_HIGHLIGHTED_CHARS else ""
+    prefix = _ELLIPSIS if start > 0 or first > 0 else ""
+    suffix = _ELLIPSIS if end < len(line) or last < len(text) else ""
     shift = len(prefix) - start
     visible = (
         (max(each.start, start) + shift, min(each.end, end) + shift)

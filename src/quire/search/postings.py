@@ -1,21 +1,21 @@
 """Postings of the inverted index with BM25 ranking, of passages and of messages.
 
 Passages and messages are numbered within their scope, and `NUMBERS_PER_BLOCK` numbers form a block, a row of a term. A
-posting has three bytes: the offset in the block, and the term's weight there, the part of BM25 that does not depend on
-other passages.
+posting has four bytes: the offset in the block, the passage of a long message, and the term's weight there, the part of
+BM25 that does not depend on other passages.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Format of every search index. Raise it with each change of the tokenizer, the features, the codec, or of what is
 boilerplate (`quire.wire.agent_boilerplate`): an index with another version is rebuilt."""
 NUMBERS_PER_BLOCK = 16_384
@@ -25,7 +25,7 @@ ENTRIES_PER_SEGMENT = 512
 its segment's number times this, plus its row in the segment."""
 WEIGHT_SCALE = 255
 """Stored weight of a term that a passage consists of."""
-POSTING_BYTES = 3
+POSTING_BYTES = 4
 _BM25_K1 = 1.2
 _BM25_B = 0.6
 # A constant, so that a stored weight never changes; about the length of a message or of a short section.
@@ -48,20 +48,26 @@ class RankedPassage(NamedTuple):
     score: float
 
 
-def build_postings(numbered: Iterable[tuple[int, Mapping[str, int]]]) -> dict[IndexRowKey, bytes]:
-    """Postings to append to each row, for passages with these numbers and term counts."""
+def build_postings(numbered: Iterable[tuple[int, Sequence[Mapping[str, int]]]]) -> dict[IndexRowKey, bytes]:
+    """Postings to append to each row, for texts with these numbers.
+
+    A text has the term counts of all of it, as passage 0, and if it is long those of each passage, numbered from 1 to
+    at most 255.
+    """
     blocks: defaultdict[int, defaultdict[str, bytearray]] = defaultdict(lambda: defaultdict(bytearray))
-    for number, counts in numbered:
+    for number, passages in numbered:
         block, offset = divmod(number, NUMBERS_PER_BLOCK)
-        rows, encoded_offset = blocks[block], offset.to_bytes(2, "little")
-        damping = _BM25_K1 * (1 - _BM25_B + _BM25_B * sum(counts.values()) / _AVERAGE_LENGTH_TERMS)
-        # Encoded once per count, since most terms of a passage occur equally often.
-        postings = {
-            count: encoded_offset + bytes((max(1, round(WEIGHT_SCALE * count / (count + damping))),))
-            for count in set(counts.values())
-        }
-        for term, count in counts.items():
-            rows[term] += postings[count]
+        rows = blocks[block]
+        for passage, counts in enumerate(passages):
+            encoded_place = offset.to_bytes(2, "little") + bytes((passage,))
+            damping = _BM25_K1 * (1 - _BM25_B + _BM25_B * sum(counts.values()) / _AVERAGE_LENGTH_TERMS)
+            # Encoded once per count, since most terms of a passage occur equally often.
+            postings = {
+                count: encoded_place + bytes((max(1, round(WEIGHT_SCALE * count / (count + damping))),))
+                for count in set(counts.values())
+            }
+            for term, count in counts.items():
+                rows[term] += postings[count]
     return {(block, term): bytes(data) for block, rows in blocks.items() for term, data in rows.items()}
 
 
@@ -118,4 +124,4 @@ def inverse_document_frequency(matching: int, *, total: int) -> float:
 def posting_dtype() -> np.dtype[np.void]:
     import numpy as np
 
-    return np.dtype([("offset", "<u2"), ("weight", "u1")])
+    return np.dtype([("offset", "<u2"), ("passage", "u1"), ("weight", "u1")])

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from quire.model.base import lazy_property
 from quire.search.languages import detect_language
 from quire.search.message_features import MessageFeatures, extract_features
-from quire.search.passages import split_passages
+from quire.search.passages import group_passages, split_passages
 from quire.search.tokenizer import iter_terms
 from quire.search.vectors import (
     MAX_STATIC_DIMENSIONS,
@@ -40,8 +40,6 @@ MAX_EMBEDDED_WORDS = 80
 """Words of a message that are embedded: the mean over more of them carries less information."""
 MAX_EMBEDDED_CHARS = 1_000
 """Characters of a message that are embedded."""
-MAX_INDEXED_CHARS = 50_000
-"""Characters of one message that are indexed, from its start; the rest is not searchable."""
 
 COLUMN_NAMES = ("seq", "at", "tokens", "roles", "speaker_ids")
 """The integer columns of `MessageColumns`."""
@@ -125,10 +123,10 @@ class Segment:
 
 
 class ExtendedSegment(NamedTuple):
-    """A segment with new messages, and how often each term occurs in each of them."""
+    """A segment with new messages, and how often each term occurs in each of them, and then in each ranked passage."""
 
     segment: Segment
-    term_counts: tuple[Counter[str], ...]
+    term_counts: tuple[tuple[Counter[str], ...], ...]
 
 
 @lru_cache(maxsize=65_536)
@@ -152,7 +150,7 @@ def extend_segment(
     segment: Segment | None, messages: Sequence[IndexedMessage], *, embedder: SegmentEmbedder | None = None
 ) -> ExtendedSegment:
     """Adds messages, which come in order of `seq`, to the end of the segment."""
-    counts: list[Counter[str]] = []
+    counts: list[tuple[Counter[str], ...]] = []
     passage_counts: list[int] = []
     postings: defaultdict[int, list[int]] = defaultdict(list)
     passage_number = 0
@@ -163,11 +161,16 @@ def extend_segment(
             for term_hash in set(map(hash_term, passage)):
                 postings[term_hash].append(passage_number)
             passage_number += 1
+        passage_counts.append(len(by_passage))
+        groups: list[Counter[str]] = []
+        for first, end in group_passages(len(by_passage)):
+            groups.append(by_passage[first].copy())
+            for each in by_passage[first + 1 : end]:
+                groups[-1].update(each)
         total, *others = by_passage
         for each in others:
             total.update(each)
-        counts.append(total)
-        passage_counts.append(len(by_passage))
+        counts.append((total, *groups))
     hashes = sorted(postings)
     features = [extract_features(each.text) for each in messages]
     terms = MessageTerms(
