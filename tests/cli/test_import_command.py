@@ -84,6 +84,7 @@ def test_a_file_is_followed_as_it_grows(home: CliHome):
     command = [sys.executable, "-m", "quire", "import", "codex", str(folder), "--watch", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
+        assert process.stderr.readline() == "Codex does not store: cost.\n"
         assert process.stderr.readline().startswith("Watching Codex")
         with path.open("a") as stream:
             stream.write("".join(lines[8:]))

@@ -278,11 +278,14 @@ async def test_kinds_and_fields_of_a_newer_version_are_stored(store: SqlStore, t
 
 
 def count_claude_code(folder: Path) -> tuple[int, int, int]:
-    """A reply is several lines with the same id and usage, also in a fork."""
+    """A reply is several lines with the same id and usage; the copy in a fork may have counts of 0."""
     usages: dict[str, dict[str, int]] = {}
     for path in folder.rglob("*.jsonl"):
         lines = (line for line in map(json.loads, path.read_text().splitlines()) if line["type"] == "assistant")
-        usages |= {line["message"]["id"]: line["message"]["usage"] for line in lines}
+        for line in lines:
+            usage = line["message"]["usage"]
+            if usage["output_tokens"] or line["message"]["id"] not in usages:
+                usages[line["message"]["id"]] = usage
     rows = [
         (each["input_tokens"] + each["cache_read_input_tokens"] + each["cache_creation_input_tokens"], each)
         for each in usages.values()

@@ -94,6 +94,7 @@ async def fill_store(store: SqlStore) -> None:
     await store.append(names[0], Message(role="user", parts=(TextPart(text="a file"), file)))
     await store.message_index.put_segments([SEGMENT._replace(conversation=name) for name in names])
     await store.imports.append([make_import(f"imported {number}") for number in range(CONVERSATIONS)])
+    await store.imports.record_files([FileVersion(b"a file", 1, 1)], {"imported 0": "[]"})
     while await store.usage.count():
         pass
     await store.append("conversation 0", Message.user("an uncounted message"))
@@ -236,7 +237,9 @@ def test_every_table_is_under_row_level_security(admin_url: str) -> None:
 
 
 MESSAGE = Message.user("a's own")
-SEGMENT = SegmentUpdate("theirs", 0, 0, 1, 1, None, 0, SegmentData(b"columns", b"terms"), None, ((0, {"message": 1}),))
+SEGMENT = SegmentUpdate(
+    "theirs", 0, 0, 1, 1, None, 0, SegmentData(b"columns", b"terms"), None, ((0, ({"message": 1},)),)
+)
 NOTE = IndexedDocument(VaultDocument("note.md", b"digest", 1, 1), (Passage("note.md", "a's note"),))
 SCOPES = ("memory:agent", "vault:vault")
 

@@ -364,7 +364,8 @@ class _BatchWriter:
         sessions = [
             await RecordedSession.load(self._store, each)
             for each in candidates
-            if not each.id.startswith(f"{self._source}-")
+            # One of this id came from an export, which has no ledger.
+            if (each.id == conversation.id or not each.id.startswith(f"{self._source}-"))
             and (each.origin is None or each.origin.purpose is None) == is_main
         ]
         best = max(sessions, key=lambda each: each.count_replies(items), default=None)
