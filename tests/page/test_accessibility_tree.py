@@ -46,7 +46,7 @@ def test_a_conversation_reads_from_its_title_to_the_message_field(page: Page, pa
         r'group "Transcript"',
         r'feed "Messages"',
         r'article "You #\d+',
-        r"tokens Audit the modules\.",
+        r"text: Audit the modules\.",
         r'article "Steps of the turn"',
         r'button "4 calls in 4 steps, 1 failed',
         r"read_module m2\.py failed",

@@ -16,6 +16,7 @@ from test_accessibility_tree import create_turn_with_failure
 from test_chat_page import send_message
 from test_daily_use import FAILURE, create_conversation, fail
 from test_imports_page import DROP, EXPORT
+from test_tool_calls import CALLS, import_session, open_call
 
 from quire.errors import ModelRequestRejected
 from quire.model import Message
@@ -239,6 +240,23 @@ def test_the_picture_of_requests(start_tour: StartTour, page_server: PageServer,
     tour.check("picture-zoomed")
     picture.get_by_role("button", name="As the model saw it").click()
     tour.check("picture-closed")
+    assert tour.report() == ""
+
+
+def test_forms_of_tool_calls(start_tour: StartTour, page_server: PageServer, tmp_path: Path) -> None:
+    tour = start_tour(page_server)
+    tour.open(import_session(page_server, tmp_path, f"calls-{tour.viewport}"))
+    tour.check("calls-folded")
+    tour.page.locator(".steps > button").click()
+    expect(tour.page.get_by_role("link", name="Open the sub-agent’s conversation")).to_be_visible()
+    tour.check("calls")
+    for name, index in dict.fromkeys(
+        (name, [each[0] for each in CALLS[:place]].count(name)) for place, (name, *_) in enumerate(CALLS)
+    ):
+        call = open_call(tour.page, name, index)
+        call.scroll_into_view_if_needed()
+        tour.check(f"call-{name}-{index}")
+        call.locator("summary").first.click()
     assert tour.report() == ""
 
 

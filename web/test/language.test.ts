@@ -3,7 +3,7 @@ import { afterEach, beforeEach, expect, test, vi } from "vitest";
 import { de } from "../src/i18n/de";
 import { en } from "../src/i18n/en";
 import { language, matchLanguage, t } from "../src/i18n/language.svelte";
-import { formatBytes, formatCompact, formatDollars, formatNumber } from "../src/lib/format";
+import { formatBytes, formatCompact, formatDollars, formatDuration, formatMessageTime, formatNumber } from "../src/lib/format";
 import { formatValue, parseFieldType, parseValue } from "../src/lib/settings";
 
 beforeEach(() => {
@@ -35,6 +35,16 @@ test("a number in a field means what its language says, or nothing", async () =>
   await language.select("de");
   expect(parse("0,6", "1.000", "1.000,5", "0.125", "1,2,3", "1.00")).toEqual([0.6, 1_000, 1_000.5, 0.125, undefined, 1]);
   expect([formatValue(0.85), parseValue(spend, formatValue(0.85))]).toEqual(["0,85", 0.85]);
+});
+
+test("a time has its date unless it is of today, and durations have two units at most", async () => {
+  const at = (...parts: [number, number, number, number, number]) => new Date(...parts).getTime();
+  const now = at(2026, 10, 18, 15, 0);
+  const read = () => [at(2026, 10, 18, 0, 5), at(2026, 8, 3, 14, 5), at(2025, 11, 31, 14, 5)].map((time) => formatMessageTime(time * 1_000, now));
+  vi.stubGlobal("navigator", { languages: ["en-GB", "de-DE"] });
+  await language.select("de");
+  expect(read()).toEqual(["00:05", "3. Sept., 14:05", "31. Dez. 2025, 14:05"]);
+  expect([400, 9_960, 42_400, 200_000, 180_000, 7_500_000].map(formatDuration)).toEqual(["0,4 s", "10 s", "42 s", "3 min 20 s", "3 min", "2 h 5 min"]);
 });
 
 /** Calls every message with figures, so that a message that fails for one of its values is found. */

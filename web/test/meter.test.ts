@@ -87,9 +87,11 @@ test("items are counted by include mode", () => {
 });
 
 test("a message counts as sent and as written", () => {
-  expect(formatTokens({ tokens: 1_234, written_tokens: 40, estimated: false })).toBe(" · 1.2k tokens (40 as written)");
-  expect(formatTokens({ tokens: 40, written_tokens: 40, estimated: true })).toBe(" · about 40 tokens");
-  expect(formatTokens({ tokens: null, written_tokens: null, estimated: false })).toBe("");
+  expect(formatTokens({ tokens: 1_234, written_tokens: 40, estimated: false, usage: null })).toBe(" · 1.2k tokens (40 as written)");
+  expect(formatTokens({ tokens: 40, written_tokens: 40, estimated: true, usage: null })).toBe(" · about 40 tokens");
+  expect(formatTokens({ tokens: null, written_tokens: null, estimated: false, usage: null })).toBe("");
+  const usage = { model: "claude", input_tokens: 900, output_tokens: 140, cache_read_tokens: 0, cache_write_tokens: 0 };
+  expect(formatTokens({ tokens: null, written_tokens: null, estimated: false, usage })).toBe(" · 140 tokens");
   const rows = [
     decide({ kind: "document", slot: "newest", reason: "referenced", tokens: 30 }),
     decide({ kind: "document", slot: "recall", reason: "recalled", tokens: 50 }),

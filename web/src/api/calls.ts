@@ -18,6 +18,8 @@ export interface BranchRef {
 export interface ConversationFilter {
   client?: string | null;
   project?: string | null;
+  session?: string | null;
+  purpose?: string | null;
 }
 
 /** Maximum results of a search and of a completion. */

@@ -48,8 +48,26 @@ export function formatAge(timestamp: number, now: number): string {
   return new Date(timestamp / 1_000).toLocaleDateString(language.locale, { year: "numeric", month: "short", day: "numeric" });
 }
 
-export function formatDateTime(timestamp: number): string {
-  return new Date(timestamp / 1_000).toLocaleString(language.locale, { dateStyle: "medium", timeStyle: "short" });
+export function formatDateTime(timestamp: number, timeStyle: "short" | "medium" = "short"): string {
+  return new Date(timestamp / 1_000).toLocaleString(language.locale, { dateStyle: "medium", timeStyle });
+}
+
+/** "14:05" today, "3 Sept, 14:05" on another day, and with the year in another year. */
+export function formatMessageTime(timestamp: number, now: number): string {
+  const [time, today] = [new Date(timestamp / 1_000), new Date(now)];
+  const day = { day: "numeric", month: "short", year: time.getFullYear() === today.getFullYear() ? undefined : "numeric" } as const;
+  const isToday = time.toDateString() === today.toDateString();
+  return time.toLocaleString(language.locale, { ...(isToday ? {} : day), hour: "2-digit", minute: "2-digit" });
+}
+
+/** "0.4 s", "42 s", "3 min 20 s", "2 h 5 min". */
+export function formatDuration(ms: number): string {
+  const seconds = Math.round(ms / 1_000);
+  if (ms < 10_000) return `${formatDecimal(ms / 1_000, 1)} s`;
+  if (seconds < 60) return `${seconds} s`;
+  const [unit, large, small] = seconds < 3_600 ? [60, "min", "s"] : [3_600, "h", "min"];
+  const rest = Math.floor((seconds % unit) / (unit / 60));
+  return `${Math.floor(seconds / unit)} ${large}${rest ? ` ${rest} ${small}` : ""}`;
 }
 
 export function formatBytes(size: number): string {

@@ -80,12 +80,16 @@ export function describeUsage(usage: ContextUsage, streamedTokens = 0): string {
   return t("meterOver", tokens, usage.window, t(usage.proposes_compaction ? "omitsOldest" : "compactsFirst"));
 }
 
-/** " · 1.2k tokens (40 as written)": as sent, and as written where documents were added; empty for purged messages. */
-export function formatTokens(entry: Pick<MessageEntry, "tokens" | "written_tokens" | "estimated">): string {
-  if (entry.tokens === null) return "";
+/**
+ * " · 1.2k tokens (40 as written)": as sent, and as written where documents were added; of an imported reply those that
+ * its provider counted. Empty if they are not known.
+ */
+export function formatTokens(entry: Pick<MessageEntry, "tokens" | "written_tokens" | "estimated" | "usage">): string {
+  const count = entry.tokens ?? entry.usage?.output_tokens;
+  if (count === undefined) return "";
   const hasDocuments = entry.written_tokens !== null && entry.written_tokens !== entry.tokens;
   const written = hasDocuments ? ` (${t("asWritten", formatCompact(entry.written_tokens ?? 0))})` : "";
-  const tokens = t("messageTokens", formatCompact(entry.tokens));
+  const tokens = t("messageTokens", formatCompact(count));
   return ` · ${entry.estimated ? t("about", tokens) : tokens}${written}`;
 }
 

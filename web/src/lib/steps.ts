@@ -2,6 +2,8 @@
 
 import type { Entry, Part, ToolCallPart, ToolResultPart } from "../api/types";
 import { t } from "../i18n/language.svelte";
+import { formatDollars, formatDuration } from "./format";
+import { readOutcome, type CallOutcome } from "./toolCalls";
 
 /** Shorter runs are not folded. */
 const MIN_FOLDED_STEPS = 3;
@@ -10,6 +12,8 @@ export interface StepGroup {
   /** Number of its first entry. */
   seq: number;
   entries: Entry[];
+  /** Time of the question before it, or of its first entry where another page has the question. */
+  startedAt: number;
 }
 
 export type TranscriptItem = { entry: Entry; group?: undefined } | { group: StepGroup; entry?: undefined };
@@ -22,18 +26,23 @@ export function groupSteps(entries: readonly Entry[], breaks: ReadonlyMap<number
   const items: TranscriptItem[] = [];
   let run: Entry[] = [];
   let after: Entry[] = [];
+  let startedAt: number | null = null;
   const flush = () => {
     while (run.length > 0 && run.at(-1)?.kind === "compaction") after.unshift(run.pop()!);
-    if (run.filter(callsTools).length >= MIN_FOLDED_STEPS) items.push({ group: { seq: run[0]!.seq, entries: run } });
+    if (run.filter(callsTools).length >= MIN_FOLDED_STEPS) items.push({ group: { seq: run[0]!.seq, entries: run, startedAt: startedAt ?? run[0]!.created_at } });
     else items.push(...run.map((entry) => ({ entry })));
     items.push(...after.map((entry) => ({ entry })));
+    startedAt = run.at(-1)?.created_at ?? startedAt;
     [run, after] = [[], []];
   };
   for (const entry of entries) {
     const continues = callsTools(entry) || isToolResult(entry) || (run.length > 0 && entry.kind === "compaction");
     if (!continues || breaks.has(entry.seq)) flush();
     if (continues) run.push(entry);
-    else items.push({ entry });
+    else {
+      items.push({ entry });
+      startedAt = entry.created_at;
+    }
   }
   flush();
   return items;
@@ -52,18 +61,32 @@ export function listCalls(entry: Entry): ToolCallPart[] {
   return parts.filter((part): part is ToolCallPart => part.type === "tool_call");
 }
 
-/** Calls whose result is an error. */
-export function listFailedCalls(group: StepGroup, results: ReadonlyMap<string, ToolResultPart>): ToolCallPart[] {
-  return group.entries.flatMap(listCalls).filter((call) => results.get(call.id)?.is_error);
+/** How each call of the group ended, in their order; null for one without a result. */
+export function listOutcomes(group: StepGroup, results: ReadonlyMap<string, ToolResultPart>): [ToolCallPart, CallOutcome | null][] {
+  return group.entries.flatMap(listCalls).map((call) => {
+    const result = results.get(call.id);
+    return [call, result ? readOutcome(result) : null];
+  });
 }
 
-/** "60 calls in 41 steps, 2 failed; 34 tool results cleared, 21,000 tokens freed". */
-export function describeSteps(group: StepGroup, failedCount: number): string {
-  const calls = group.entries.flatMap(listCalls).length;
-  const steps = group.entries.filter(callsTools).length;
-  const phrases = [t("callsInSteps", calls, steps)];
-  if (failedCount > 0) phrases.push(t("failedCalls", failedCount));
+/** "60 calls in 41 steps, 2 failed, 1 denied; 34 tool results cleared, 21,000 tokens freed". */
+export function describeSteps(group: StepGroup, outcomes: readonly (CallOutcome | null)[]): string {
+  const count = (outcome: CallOutcome) => outcomes.filter((each) => each === outcome).length;
+  const phrases = [t("callsInSteps", outcomes.length, group.entries.filter(callsTools).length)];
+  if (count("failed") > 0) phrases.push(t("failedCalls", count("failed")));
+  if (count("denied") > 0) phrases.push(t("deniedCalls", count("denied")));
   return phrases.join(", ") + describeCompactions(group);
+}
+
+/** "3 min 20 s · $0.12": from the question to the last result, and what the requests of its replies cost. */
+export function describeEffort(group: StepGroup, findCost: (reply: number) => number | null): string {
+  const duration = ((group.entries.at(-1)?.created_at ?? 0) - group.startedAt) / 1_000;
+  const costs = group.entries.filter(callsTools).map((entry) => findCost(entry.seq));
+  const known = costs.filter((cost) => cost !== null);
+  const cost = formatDollars(known.reduce((sum, each) => sum + each, 0));
+  const phrases = duration > 0 ? [formatDuration(duration)] : [];
+  if (known.length > 0) phrases.push(known.length === costs.length ? cost : t("atLeast", cost));
+  return phrases.join(" · ");
 }
 
 function describeCompactions(group: StepGroup): string {

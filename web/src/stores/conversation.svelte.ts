@@ -2,7 +2,7 @@
 
 import { blobs, compactions, context, conversations as calls, turns, type BranchRef } from "../api/calls";
 import { ApiError } from "../api/client";
-import type { Branch, ContextUsage, ConversationDetail, Entry, FilePart, LiveEvent, Message } from "../api/types";
+import type { Branch, ContextUsage, Conversation, ConversationDetail, Entry, FilePart, LiveEvent, Message } from "../api/types";
 import { t } from "../i18n/language.svelte";
 import { formatClient } from "../lib/sessions";
 import { readEvents } from "../lib/sse";
@@ -21,6 +21,9 @@ const MAX_RECONNECT_MS = 10_000;
 const REPLAY_WAIT_MS = 3_000;
 /** Debounce of usage requests. */
 const USAGE_DEBOUNCE_MS = 60;
+
+/** How many sub-agents of a session calls are linked to. */
+const MAX_SUB_AGENTS = 200;
 
 /** What the message field writes to: an open conversation, or one that the first message creates. */
 export interface MessageTarget {
@@ -51,6 +54,9 @@ export class ConversationStore implements MessageTarget {
   /** Incremented whenever requests or usage may have changed; panels reload on it. */
   version = $state(0);
   notFound = $state<string | null>(null);
+  /** Sub-agents of the same session; loaded when a call names one of them. */
+  subAgents = $state.raw<Conversation[]>([]);
+  #searchedAgents = new Set<string>();
   unsent = $state.raw<UnsentMessage | null>(null);
   /** The model that was chosen for this conversation; null for the default one. */
   modelChoice = $state<string | null>(null);
@@ -114,6 +120,15 @@ export class ConversationStore implements MessageTarget {
     if (!detail) return;
     this.detail = detail;
     conversations.updateTitle(detail.id, detail.title);
+  }
+
+  /** Looks for the conversation of a sub-agent, once for each that is not known yet. */
+  async searchSubAgent(agent: string): Promise<void> {
+    const session = this.detail?.origin?.session;
+    if (!session || this.#searchedAgents.has(agent) || this.subAgents.some((each) => each.origin?.agent === agent)) return;
+    this.#searchedAgents.add(agent);
+    const page = await notices.run(() => calls.list(MAX_SUB_AGENTS, null, { session, purpose: "subagent" }));
+    if (page) this.subAgents = page.items;
   }
 
   /** Loads the context usage again, debounced. */

@@ -9,6 +9,7 @@ export class RequestTimelineStore {
   loaded = $state(false);
   /** Why a request found less in the provider's cache than it could have, by the number of its reply. */
   breaks = $state.raw<ReadonlyMap<number, string>>(new Map());
+  #byReply = $derived(new Map(this.timeline.requests.map((each) => [each.reply, each])));
   #isLoading = false;
   #isStale = false;
   #comparedReply = 0;
@@ -16,7 +17,7 @@ export class RequestTimelineStore {
   constructor(readonly branchRef: BranchRef) {}
 
   find(reply: number): TimelineRequest | undefined {
-    return this.timeline.requests.find((each) => each.reply === reply);
+    return this.#byReply.get(reply);
   }
 
   /** Loads what came after the last known request. A call during a load is one more load after it. */
