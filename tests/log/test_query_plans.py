@@ -97,7 +97,7 @@ async def filled_store(store: SqlStore, admin_url: str) -> SqlStore:
     await store.create_conversation(NAME, origin=ConversationOrigin(session=SESSION))
     await store.append(NAME, *MESSAGES)
     await store.append(NAME, Compaction(number=1, covers=Span(first=1, last=30), summary="short"))
-    counts = tuple(enumerate(count_terms(message.text) for message in MESSAGES))
+    counts = tuple(enumerate((count_terms(message.text),) for message in MESSAGES))
     data = SegmentData(b"columns", b"terms")
     await store.message_index.put_segments([SegmentUpdate(NAME, 0, 0, 1, 50, None, 0, data, None, counts)])
     await store.passages.put(SCOPE, PASSAGES)
