@@ -2,7 +2,8 @@
 
 import re
 
-from compaction.unseen_facts import SESSIONS
+from unseen_facts import SESSIONS
+
 from quire.compaction.lost_facts import find_lost_facts
 from quire.model import Message
 
