@@ -15,19 +15,10 @@ from quire.errors import EntryNotFound
 from quire.log import ConversationRecord
 from quire.model import Entry, Manifest, Message, TextPart
 from quire.store import SqlStore
-from quire.wire.agent_boilerplate import remove_boilerplate
+from quire.wire.agent_boilerplate import CODEX_SUMMARY_OPENING, SUMMARY_PROMPTS, remove_boilerplate
 
 MAX_ENTRIES = 20_000
 """Newest messages of a conversation's branches that are searched for compactions."""
-SUMMARY_PROMPTS = (
-    "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.",
-    "You are performing a CONTEXT CHECKPOINT COMPACTION",
-)
-"""Starts of the texts with which Claude Code and Codex ask for a summary. web/src/lib/clientCompactions.ts has the same
-list."""
-
-CONTINUATION = "Another language model started to solve this problem and produced a summary"
-"""Start of the message by which Codex continues from a summary. That of Claude Code is not in the log."""
 
 
 class ClientCompaction(NamedTuple):
@@ -67,7 +58,8 @@ async def find_client_compactions(
     summaries = [
         (prompt, reply)
         for (name, branch, seq), prompt in own.items()
-        if _is_summary_prompt(prompt)
+        if prompt.role == "user"
+        and any(map(_starts_prompt, prompt.message.parts))
         and (reply := _find_reply(own, name, branch, seq)) is not None
         and reply.created_at >= since
     ]
@@ -107,7 +99,7 @@ async def _compare(
     replaces_summary = (
         manifest is not None and manifest.forwarded is not None and manifest.forwarded.unrecorded_messages
     )
-    summaries = [(seq, message.text) for seq, message in removed if message.text.startswith(CONTINUATION)]
+    summaries = [(seq, message.text) for seq, message in removed if message.text.startswith(CODEX_SUMMARY_OPENING)]
     if earlier is not None and replaces_summary:
         # The summary before this one, which the log has only as a reply.
         summaries.append((earlier.seq, extract_summary(earlier.message.text)))
@@ -145,10 +137,6 @@ def _find_reply(entries: Mapping[tuple[str, int, int], Entry], name: str, branch
     following = (entries.get((name, branch, seq)) for seq in count(prompt + 1))
     found = next(entry for entry in following if entry is None or entry.role != "system")
     return found if found is not None and found.role == "assistant" else None
-
-
-def _is_summary_prompt(entry: Entry) -> bool:
-    return entry.role == "user" and any(map(_starts_prompt, entry.message.parts))
 
 
 def _starts_prompt(part: object) -> bool:

@@ -14,6 +14,7 @@ from quire.log import Branch, ConversationOrigin, ConversationRecord
 from quire.model import Compaction, Entry, Message, Span, TextPart
 from quire.model.json_values import get_text
 from quire.store import SqlStore
+from quire.wire.agent_boilerplate import SUMMARY_OPENINGS
 from quire.wire.client_messages import ClientMessage, ParsedMessage
 from quire.wire.compaction_blocks import find_compaction_block
 
@@ -29,12 +30,6 @@ MAX_QUESTION_ENTRIES = 4
 """Newest messages of a branch among which the instruction to summarize is, and its answer."""
 MAX_SEARCHED_COMPACTIONS = 20
 """Newest compactions of a branch that are searched for a summary."""
-SUMMARY_OPENINGS = (
-    "This session is being continued from a previous conversation",
-    "Another language model started to solve this problem",
-)
-"""First words of the texts in which Claude Code and Codex put their summaries. A user may quote a reply, too, but
-not with these words. Where they are missing, messages of the conversation must follow."""
 
 _ANALYSIS = re.compile(r"<analysis>(?:(?!<analysis>).)*?</analysis>", re.DOTALL)
 """From the last beginning before an end: otherwise every beginning would search the rest of the text for an end."""
@@ -78,7 +73,8 @@ class FoundSummary(NamedTuple):
     place: int
     reply: SummaryReply
     is_certain: bool
-    """Whether no user can have quoted the reply there. If not, stored messages must follow the summary."""
+    """Whether the agent's own words open the text, with which no user quotes a reply. If not, stored messages must
+    follow the summary."""
 
 
 def find_summary(messages: Sequence[ClientMessage], replies: Iterable[SummaryReply]) -> FoundSummary | None:

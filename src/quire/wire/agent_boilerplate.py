@@ -18,6 +18,15 @@ from quire.model.messages import Part, Role
 
 CLAUDE_CODE, CODEX, OPENCODE = "claude-code", "codex", "opencode"
 
+CLAUDE_SUMMARY_PROMPT = "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools."
+CODEX_SUMMARY_PROMPT = "You are performing a CONTEXT CHECKPOINT COMPACTION."
+SUMMARY_PROMPTS = (CLAUDE_SUMMARY_PROMPT, CODEX_SUMMARY_PROMPT)
+"""Starts of the texts with which agents ask for a summary of their list."""
+CLAUDE_SUMMARY_OPENING = "This session is being continued from a previous conversation"
+CODEX_SUMMARY_OPENING = "Another language model started to solve this problem and produced a summary"
+SUMMARY_OPENINGS = (CLAUDE_SUMMARY_OPENING, CODEX_SUMMARY_OPENING)
+"""Starts of the texts in which agents put that summary. web/src/lib/clientCompactions.ts has both lists, too."""
+
 
 class BoilerplateBlock(NamedTuple):
     """A form of boilerplate: a text from `start` to `end`, both included."""
@@ -57,12 +66,12 @@ BLOCKS: dict[tuple[str, str], tuple[BoilerplateBlock, ...]] = {
         BoilerplateBlock("user", "Base directory for this skill: ", words=(("\n\nARGUMENTS: ", ""),)),
         BoilerplateBlock(
             "user",
-            "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.",
+            CLAUDE_SUMMARY_PROMPT,
             words=(("\nAdditional Instructions:\n", "\n\nREMINDER: Do NOT call any tools."),),
         ),
         BoilerplateBlock(
             "user",
-            "This session is being continued from a previous conversation that ran out of context.",
+            CLAUDE_SUMMARY_OPENING,
             words=(("\nSummary:\n", "\n\nIf you need specific details from before compaction"),),
         ),
         *_list_tags("tool", "system-reminder"),
@@ -79,10 +88,10 @@ BLOCKS: dict[tuple[str, str], tuple[BoilerplateBlock, ...]] = {
         BoilerplateBlock(
             "user", "<subagent_notification>", "</subagent_notification>", (('"status":{"completed":"', '"}}'),)
         ),
-        BoilerplateBlock("user", "You are performing a CONTEXT CHECKPOINT COMPACTION."),
+        BoilerplateBlock("user", CODEX_SUMMARY_PROMPT),
         BoilerplateBlock(
             "user",
-            "Another language model started to solve this problem and produced a summary of its thinking process.",
+            CODEX_SUMMARY_OPENING,
             "use the information in this summary to assist with your own analysis:",
         ),
         BoilerplateBlock("system", "You are a coding agent running in the Codex CLI,"),

@@ -321,7 +321,7 @@ function drawTokenAxis(pen: Pen, layout: PictureLayout, top: number): void {
   pen.line("line", [layout.left, bottom, layout.left + layout.plotWidth, bottom]);
 }
 
-/** The line of a limit, which may change from one request to the next; it goes on to the right edge. */
+/** The line of a limit, which may change from one request to the next; the last one extends to the right edge. */
 function drawLimit(pen: Pen, { layout, view, timeline, scale, texts }: PictureInput, name: "window" | "trigger"): void {
   const { requests } = timeline;
   const top = scale.tokens;

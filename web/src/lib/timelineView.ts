@@ -9,7 +9,7 @@ export interface TimelineView {
   span: number;
 }
 
-/** Few requests do not fill the width: their columns are at most this wide, unless somebody zooms. */
+/** Few requests do not fill the width: their columns are at most this wide, unless they are zoomed. */
 const MAX_COLUMN_PX = 40;
 const MIN_SPAN = 1;
 
