@@ -45,3 +45,27 @@ async def test_the_facts_that_a_summary_of_the_agent_lost_are_listed(
     assert "replaced 2 messages" in note
     assert "  #2 The build is QX4711Z" in note
     assert f"`quire context restore 1,2 {record.id}`" in note
+
+
+async def test_each_line_of_an_earlier_summary_is_a_fact(store: SqlStore):
+    async def respond(request: UpstreamRequest) -> None:
+        is_prompt = user_message(PROMPT) in request.body["messages"]
+        await request.respond(
+            make_completion({"role": "assistant", "content": SUMMARY if is_prompt else "Noted."}, "stop")
+        )
+
+    opening = (
+        "Another language model started to solve this problem and produced a summary of its thinking process. You also "
+        "have access to the state of the tools. Here is the summary produced by the other language model, use the "
+        "information in this summary to assist with your own analysis:"
+    )
+    earlier = user_message(f"{opening}\nThe tests wait for the tide.\nNobody deploys in the evening.")
+    async with run_fake_upstream(respond) as up, run_gateway(store, up.url) as harness:
+        await harness.ask(earlier)
+        await harness.ask(earlier, assistant_message("Noted."), user_message(PROMPT))
+        (record,) = await store.list_conversations()
+        (compaction,) = await find_client_compactions(store, record)
+    assert {fact.text for fact in compaction.lost.facts} == {
+        "The tests wait for the tide",
+        "Nobody deploys in the evening",
+    }

@@ -99,7 +99,9 @@ async def _compare(
     replaces_summary = (
         manifest is not None and manifest.forwarded is not None and manifest.forwarded.unrecorded_messages
     )
-    summaries = [(seq, message.text) for seq, message in removed if message.text.startswith(CODEX_SUMMARY_OPENING)]
+    # Codex continues from a summary in a message of the user's.
+    opened = {entry.seq for entry in covered if entry.message.text.startswith(CODEX_SUMMARY_OPENING)}
+    summaries = [(seq, message.text) for seq, message in removed if seq in opened]
     if earlier is not None and replaces_summary:
         # The summary before this one, which the log has only as a reply.
         summaries.append((earlier.seq, extract_summary(earlier.message.text)))
