@@ -110,8 +110,9 @@ def command(
     options = ImportOptions(start, project, dry_run=dry_run, processes=os.cpu_count() or 1)
     if chosen.is_experimental:
         print_note(f"{chosen.title} is experimental: its format is known from descriptions, not from its own files.")
-    if chosen.not_stored:
-        print_note(f"{chosen.title} does not store: {', '.join(chosen.not_stored)}.")
+    # Quire computes the cost from tokens.
+    if missing := [each for each in chosen.not_stored if each != "cost"]:
+        print_note(f"{chosen.title} does not store: {', '.join(missing)}.")
     with suppress(KeyboardInterrupt):
         run_async(_import_source(chosen, paths, options, overrides, watch=watch, as_json=as_json))
 

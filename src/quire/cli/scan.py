@@ -154,7 +154,10 @@ def draw_findings(document: "ScanReportSchema", console: "Console") -> "Iterable
         )
     ]
     is_wide = console.width >= WIDE_COLUMNS
-    yield Columns(tables, padding=(0, 4)) if is_wide else Group(*(Padding(each, (0, 0, 1, 0)) for each in tables))
+    if is_wide:
+        yield Columns(tables, padding=(0, 4))
+    else:
+        yield Group(*(Padding(each, (0, 0, 1 if each is not tables[-1] else 0, 0)) for each in tables))
     newest = list_days(days, MAX_DAYS)
     if len(newest) > 1:
         most, highest = max(newest, key=lambda each: each[1])

@@ -251,7 +251,9 @@ def _uninstall_task() -> bool:
 def _call(*words: str, may_fail: bool = False) -> bool:
     """Runs a command of the service manager; returns whether it succeeded."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)  # noqa: S603
+        done = subprocess.run(  # noqa: S603 (words of this module)
+            words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+        )
         reason = done.stderr.strip() or f"exit code {done.returncode}"
     except (OSError, subprocess.TimeoutExpired) as error:
         done, reason = None, str(error)
