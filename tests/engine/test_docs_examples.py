@@ -87,6 +87,14 @@ def test_what_the_readme_calls_is_there():
 
 
 @pytest.mark.slow
+def test_the_library_tutorial_runs_and_prints_what_it_says(tmp_path: Path):
+    blocks = list(PYTHON.finditer((DOCS / "library.md").read_text()))
+    assert len(blocks) >= 5
+    for block, output in zip(blocks, run_blocks([each["code"] for each in blocks], tmp_path), strict=True):
+        assert_printed(output, block["printed"] or "")
+
+
+@pytest.mark.slow
 def test_the_page_on_strategies_runs_and_prints_what_it_says(tmp_path: Path):
     blocks = list(PYTHON.finditer((DOCS / "strategies.md").read_text()))
     assert len(blocks) >= 4
