@@ -1,4 +1,4 @@
-"""A client of a team's server: any OpenAI client with the server's address and a key of Quire, then a search."""
+"""A client of a team's server: any OpenAI client with the server's address and a Quire key, then a search."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from urllib.request import Request, urlopen
 
 from openai import OpenAI
 
-SERVER_URL = os.environ.get("QUIRE_URL", "http://127.0.0.1:8000")
+SERVER_URL = os.environ.get("QUIRE_URL", "http://127.0.0.1:8300")
 KEY = os.environ["QUIRE_KEY"]
 
 

@@ -206,7 +206,7 @@ def test_what_had_no_place_in_the_upstreams_format_is_named(
     page.goto(page_server.url(agent_sessions.codex, at=5))
     reply = page.locator("article[data-seq='5']")
     expect(reply.get_by_text("reasoning.summary")).to_be_hidden()
-    reply.get_by_text(re.compile(r"\d things had no place in the upstream's format")).click()
+    reply.get_by_text(re.compile(r"\d fields dropped")).click()
     expect(reply.get_by_text("reasoning.summary")).to_be_visible()
     page.goto(page_server.url(agent_sessions.codex, panel="context", reply=5))
     forwarding = page.get_by_role("region", name="Forwarding")

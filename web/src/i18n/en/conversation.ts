@@ -104,7 +104,7 @@ export const conversation = {
   pictureAt: (address: string) => `Picture at ${address}`,
   fileAt: (address: string) => `File at ${address}`,
   blocksAddedBy: (blocks: number, client: string) => `${count(blocks, { one: "block", other: "blocks" })} added by ${client}`,
-  droppedThings: (things: number) => `${count(things, { one: "thing", other: "things" })} had no place in the upstream's format`,
+  droppedThings: (things: number) => `${count(things, { one: "field", other: "fields" })} dropped (not supported upstream)`,
   entryNumber: (seq: number) => `Entry ${seq}`,
 
   // Tool calls and steps

@@ -18,7 +18,7 @@ export const insights = {
     close: "Close",
     period: "Period",
     days: (days: number) => `Last ${days} days`,
-    since: (day: string) => `Since ${day}, in days of UTC.`,
+    since: (day: string) => `Since ${day} (UTC).`,
     pending: (branches: number) => `${count(branches, forms.branches)} not counted yet; open this again in a moment.`,
     empty: "Nothing was recorded in this period.",
     loading: "Reading the statistics",
