@@ -17,6 +17,8 @@ export default defineConfig({
     modulePreload: { polyfill: false },
     // A file inlined as a data address would need a wider policy.
     assetsInlineLimit: 0,
+    // Their licenses ask that the notices travel with the bundled code.
+    license: { fileName: "third-party-licenses.md" },
   },
   server: { proxy: { "/api": { target: process.env.QUIRE_SERVER ?? "http://127.0.0.1:8300", headers: identity() } } },
   test: { include: ["test/**/*.test.ts"], environment: "node" },

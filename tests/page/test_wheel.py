@@ -61,6 +61,11 @@ def test_the_wheel_has_the_page_and_no_sources_of_it(wheel: Path) -> None:
     names = list_names(wheel)
     assert "quire/server/static/index.html" in names
     assert any(name.startswith("quire/server/static/assets/") and name.endswith(".js") for name in names)
+    with zipfile.ZipFile(wheel) as archive:
+        notices = archive.read("quire/server/static/third-party-licenses.md").decode()
+    assert [
+        name for name in ("dompurify", "highlight.js", "marked", "svelte", "temml") if f"## {name} - " not in notices
+    ] == []
     assert not [name for name in names if "node_modules" in name or name.endswith(".svelte")]
 
 
