@@ -58,6 +58,7 @@ def test_the_commands_are_those_expected():
         "agent": "list show config new",
         "conversation": "list show fork rename verify purge purge-value secrets",
         "key": "create list revoke",
+        "tenant": "list export import",
         "db": "upgrade status",
     }
     assert set(COMMANDS) == {f"{group} {part}" for group, parts in expected.items() for part in parts.split()}
@@ -98,6 +99,8 @@ def test_commands_without_a_group_have_help_and_stand_in_the_docs(name: str):
 def make_example_possible(name: str) -> None:
     if name == "context redo":
         assert invoke_cli("context", "undo").exit_code == 0
+    if name == "tenant import":
+        assert invoke_cli("tenant", "export", "tenant.jsonl.gz").exit_code == 0
 
 
 @pytest.mark.parametrize("name", COMMANDS)

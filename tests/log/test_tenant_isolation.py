@@ -315,6 +315,8 @@ WITHOUT_CONVERSATION = {
     "purge_value",
     "find_value",
     "verify_tenant",
+    "export_tenant",
+    "import_tenant",
     "check",
     "check_known_outage",
     "close",

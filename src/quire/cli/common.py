@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from quire.log import Branch, ConversationRecord
     from quire.store import SqlStore
 
+DEFAULT_TENANT = "default"
+"""Same as the store's, which takes long to import."""
 EXIT_FAILED = 1
 EXIT_NOT_FOUND = 3
 CONVERSATION_PAGE_SIZE = 100
@@ -101,6 +103,7 @@ ReplyNumber = Annotated[
 ]
 WithServers = Annotated[bool, typer.Option("--servers", help="Start the agent's MCP servers to include their tools.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="Maximum number of rows.")]
+TenantOption = Annotated[str, typer.Option("--tenant", metavar="NAME", help="The tenant.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 

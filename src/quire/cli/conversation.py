@@ -9,12 +9,14 @@ import typer
 
 from quire.cli import conversation_show
 from quire.cli.common import (
+    DEFAULT_TENANT,
     EXIT_FAILED,
     BranchNumber,
     CommandTarget,
     ConversationName,
     Limit,
     SetOptions,
+    TenantOption,
     Yes,
     command,
     complete_conversation_ids,
@@ -42,7 +44,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from quire.log.types import ValuePurge
-    from quire.schemas.records import FoundSecretsSchema, VerifiedConversationsSchema
+    from quire.schemas.records import FoundSecretsSchema, LocatedFaultSchema, VerifiedConversationsSchema
+    from quire.store import SqlStore
 
 app = create_group("List, read and manage conversations.")
 
@@ -134,26 +137,35 @@ async def verify(
     conversation: ConversationName = None,
     *,
     everything: Annotated[bool, typer.Option("--all", help="Verify every conversation, memories and keys.")] = False,
+    tenant: TenantOption = DEFAULT_TENANT,
     overrides: SetOptions = None,
 ) -> Result:
-    """Verify the digests of all entries and their records; the exit code is 1 if one was changed."""
-    from quire.schemas.records import LocatedFaultSchema, VerifiedConversationsSchema
+    """Verify the digests of all entries and their records. The exit code is 1 if one was changed."""
+    from quire.schemas.records import VerifiedConversationsSchema
 
-    faults: list[LocatedFaultSchema] = []
     async with open_store(overrides) as store:
+        own = store.for_tenant(tenant)
         if everything:
-            ids = await list_conversation_ids(store)
-            # Memories and keys belong to no conversation.
-            faults += [LocatedFaultSchema(conversation=None, **each._asdict()) for each in await store.verify_tenant()]
+            ids = await list_conversation_ids(own)
         else:
-            ids = [await resolve_conversation_id(store, conversation)]
-        with show_progress("Verifying") as progress:
-            for done, checked in enumerate(ids):
-                progress.update(done, len(ids))
-                found = await store.verify_conversation(checked)
-                faults += [LocatedFaultSchema(conversation=checked, **each._asdict()) for each in found]
+            ids = [await resolve_conversation_id(own, conversation)]
+        faults = await find_faults(own, ids, with_tenant=everything)
     document = VerifiedConversationsSchema(conversations=ids, faults=faults)
     return Result(document, lambda _: _draw_faults(document), exit_code=EXIT_FAILED if faults else 0)
+
+
+async def find_faults(store: "SqlStore", ids: list[str], *, with_tenant: bool) -> "list[LocatedFaultSchema]":
+    """Rows of these conversations that were changed; also memories and keys, which belong to no conversation."""
+    from quire.schemas.records import LocatedFaultSchema
+
+    found = await store.verify_tenant() if with_tenant else []
+    faults = [LocatedFaultSchema(conversation=None, **each._asdict()) for each in found]
+    with show_progress("Verifying") as progress:
+        for done, checked in enumerate(ids):
+            progress.update(done, len(ids))
+            found = await store.verify_conversation(checked)
+            faults += [LocatedFaultSchema(conversation=checked, **each._asdict()) for each in found]
+    return faults
 
 
 def _draw_faults(document: "VerifiedConversationsSchema") -> "Iterable[RenderableType]":

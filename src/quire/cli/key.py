@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.cli.common import Limit, SetOptions, command, create_group, open_store
+from quire.cli.common import DEFAULT_TENANT, Limit, SetOptions, TenantOption, command, create_group, open_store
 from quire.cli.output import Result, Verbatim, format_local_time, make_table, make_text, print_note
 
 if TYPE_CHECKING:
@@ -19,11 +19,6 @@ app = create_group("Manage API keys of the server.")
 _UNIT_SECONDS = {"h": 3_600, "d": 86_400, "w": 604_800}
 _MAX_PERIOD_SECONDS = 100 * 366 * _UNIT_SECONDS["d"]
 """Longest validity of a key: a hundred years."""
-
-TenantOption = Annotated[
-    str, typer.Option("--tenant", metavar="NAME", help="The tenant of the keys; created on first use.")
-]
-DEFAULT_TENANT = "default"
 
 
 @command(app, "quire key create telescope --scope read --scope chat --expires 90d")

@@ -26,7 +26,13 @@ MAX_VALUES_ROWS = 4
 MAX_INSERT_ROWS = 200
 """Maximum rows of one statement: the driver encodes them on the event loop."""
 
-_POSTGRES_ARRAY_TYPES = {"TEXT": "text[]", "BIGINT": "bigint[]", "INTEGER": "integer[]", "BLOB": "bytea[]"}
+_POSTGRES_ARRAY_TYPES = {
+    "TEXT": "text[]",
+    "BIGINT": "bigint[]",
+    "INTEGER": "integer[]",
+    "DOUBLE": "double precision[]",
+    "BLOB": "bytea[]",
+}
 
 
 async def open_database(url: str, *, listen_url: str | None = None) -> Database:

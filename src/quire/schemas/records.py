@@ -103,6 +103,24 @@ class VerifiedConversationsSchema(JsonModel):
     faults: list[LocatedFaultSchema]
 
 
+class TenantSchema(JsonModel):
+    name: str
+    conversations: int
+    updated_at: int
+
+
+class TenantListSchema(JsonModel):
+    tenants: list[TenantSchema]
+
+
+class TenantArchiveSchema(JsonModel):
+    tenant: str
+    file: str
+    conversations: int
+    rows: int
+    skipped_keys: int = Field(description="API keys that were left out: another tenant of the database has them.")
+
+
 class EntryLocationSchema(JsonModel):
     conversation: str
     branch: int

@@ -1,0 +1,128 @@
+"""`quire tenant`: whole tenants, for backups and for moves between databases, such as from SQLite to PostgreSQL."""
+
+import gzip
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quire.cli.common import (
+    DEFAULT_TENANT,
+    EXIT_FAILED,
+    SetOptions,
+    TenantOption,
+    command,
+    create_group,
+    list_conversation_ids,
+    open_store,
+)
+from quire.cli.conversation import find_faults
+from quire.cli.output import (
+    Result,
+    format_local_time,
+    make_table,
+    make_text,
+    pluralize,
+    print_note,
+    show_progress,
+)
+from quire.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from quire.schemas.records import TenantListSchema
+
+app = create_group("List, export and import whole tenants.")
+
+COMPRESSION_LEVEL = 6
+MAX_TIME = 2**63 - 1
+
+
+@command(app, "quire tenant list", name="list")
+async def list_(*, overrides: SetOptions = None) -> Result:
+    """List tenants that have conversations, with their number and when they were last used."""
+    from quire.schemas.records import TenantListSchema, TenantSchema
+
+    counts, last_used, page = Counter[str](), dict[str, int](), None
+    async with open_store(overrides) as store:
+        while found := await store.all_tenants.list_updated_conversations(since=0, until=MAX_TIME, after=page):
+            page = found[-1]
+            counts.update(each.tenant for each in found)
+            last_used |= {each.tenant: each.updated_at for each in found}
+    tenants = [TenantSchema(name=name, conversations=counts[name], updated_at=last_used[name]) for name in counts]
+    document = TenantListSchema(tenants=sorted(tenants, key=lambda each: each.name))
+    return Result(document, lambda _: _draw_tenants(document))
+
+
+def _draw_tenants(document: "TenantListSchema") -> "Iterable[RenderableType]":
+    if not document.tenants:
+        yield make_text("No tenant has a conversation yet.")
+        return
+    rows = [(each.name, f"{each.conversations:,}", format_local_time(each.updated_at)) for each in document.tenants]
+    yield make_table("tenant", "conversations", "last used", rows=rows, right_aligned=("conversations",))
+
+
+@command(app, "quire tenant export tenant.jsonl.gz")
+async def export(
+    file: Annotated[Path, typer.Argument(help="The archive to write, compressed with gzip.")],
+    *,
+    tenant: TenantOption = DEFAULT_TENANT,
+    force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
+    overrides: SetOptions = None,
+) -> Result:
+    """Export everything of a tenant into one file: conversations, files, keys, memories, costs and the search index.
+
+    The archive is a snapshot: the server may go on while it is written. It contains all text and the digests of keys,
+    so protect it like the database.
+    """
+    from quire.schemas.records import TenantArchiveSchema
+
+    if file.exists() and not force:
+        raise InvalidRequest(f"{file} already exists. Choose another name, or overwrite it with --force.")
+    part = file.with_name(f"{file.name}.part")
+    async with open_store(overrides) as store:
+        try:
+            with show_progress("Exporting"), gzip.open(part, "wt", COMPRESSION_LEVEL, encoding="utf-8") as stream:
+                archive = await store.for_tenant(tenant).export_tenant(stream.write)
+            part.replace(file)
+        finally:
+            part.unlink(missing_ok=True)
+    document = TenantArchiveSchema(file=str(file), **archive._asdict())
+    conversations = pluralize(document.conversations, "conversation")
+    return Result(document, f"Exported {conversations} of {tenant} with {document.rows:,} rows to {file}.")
+
+
+@command(app, "quire tenant import tenant.jsonl.gz --tenant observatory", name="import")
+async def import_(
+    file: Annotated[Path, typer.Argument(help="An archive from `quire tenant export`.", exists=True, dir_okay=False)],
+    *,
+    tenant: TenantOption = DEFAULT_TENANT,
+    overrides: SetOptions = None,
+) -> Result:
+    """Import an archive as a new tenant, all of it or nothing, and verify every digest.
+
+    The archive may come from the other kind of database. Its schema must be the one of this version.
+    """
+    from quire.schemas.records import TenantArchiveSchema
+
+    async with open_store(overrides) as store:
+        own = store.for_tenant(tenant)
+        with show_progress("Importing"), gzip.open(file, "rt", encoding="utf-8") as stream:
+            try:
+                archive = await own.import_tenant(stream)
+            except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as error:
+                raise InvalidRequest(f"{file} is no complete archive of a tenant: {error}.") from error
+        document = TenantArchiveSchema(file=str(file), **archive._asdict())
+        faults = await find_faults(own, await list_conversation_ids(own), with_tenant=True)
+    if document.skipped_keys:
+        print_note(f"Left out {pluralize(document.skipped_keys, 'API key')} that another tenant of this database has.")
+    if faults:
+        print_note(
+            f"{pluralize(len(faults), 'fault')} found. `quire conversation verify --all --tenant {tenant}` lists them."
+        )
+    conversations = pluralize(document.conversations, "conversation")
+    text = f"Imported {conversations} with {document.rows:,} rows as {tenant}, and verified them."
+    return Result(document, text if not faults else "", exit_code=EXIT_FAILED if faults else 0)

@@ -1,0 +1,152 @@
+"""Archive of a whole tenant: the rows of its tables as JSON Lines, for a backup or a move to another database.
+
+Derived rows are included, so that search works at once. Vectors of passages are not, because their type depends on the
+database: they are computed again. Leases, live events, rate limits and reserved spending end with their processes.
+"""
+
+import json
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple, cast
+
+from sqlalchemy import Column, Connection, Table, select, tuple_
+
+from quire.db.dialects import insert_rows, insert_tuples
+from quire.db.migrate import SCHEMA_VERSION
+from quire.db.schema import (
+    api_keys,
+    blobs,
+    conversations,
+    message_segments,
+    metadata,
+    passages,
+    rate_limits,
+    request_bodies,
+    spend_reservations,
+    terms,
+    turn_events,
+    turn_leases,
+)
+from quire.errors import ImportFailed
+
+ARCHIVE_FORMAT = 1
+ROWS_PER_LINE = 500
+LARGE_ROWS_PER_LINE = 20
+_LARGE_TABLES = (blobs, request_bodies, message_segments)
+_LIVE_TABLES = (turn_leases, turn_events, rate_limits, spend_reservations)
+_VECTOR_COLUMNS = (passages.c.embedder, passages.c.vector)
+_VECTOR_TERM_PREFIX = "vector:"
+_BYTES_KEY = "base64"
+
+
+class TenantArchive(NamedTuple):
+    """What an archive contains."""
+
+    tenant: str
+    conversations: int
+    rows: int
+    skipped_keys: int = 0
+    """API keys that an import left out, because another tenant of the database has them."""
+
+
+def list_archived_tables() -> list[Table]:
+    """Tables with rows of tenants, each after those that it refers to."""
+    return [table for table in metadata.tables.values() if "tenant" in table.c and table not in _LIVE_TABLES]
+
+
+def export_tenant(connection: Connection, tenant: str, write: Callable[[str], object]) -> TenantArchive:
+    """Writes the archive line by line, all of it from the same snapshot."""
+    checksum, counts = sha256(), Counter[str]()
+
+    def write_line(value: object) -> None:
+        line = json.dumps(value, default=_encode_bytes, ensure_ascii=False, separators=(",", ":"))
+        checksum.update(line.encode())
+        write(f"{line}\n")
+
+    write_line({"archive": ARCHIVE_FORMAT, "schema": SCHEMA_VERSION, "tenant": tenant})
+    for table in list_archived_tables():
+        columns = [column for column in table.columns if column.name != "tenant" and column not in _VECTOR_COLUMNS]
+        for rows in _read_pages(connection, tenant, table, columns):
+            write_line({"table": table.name, "columns": [column.name for column in columns], "rows": rows})
+            counts[table.name] += len(rows)
+    write(json.dumps({"rows": counts, "sha256": checksum.hexdigest()}) + "\n")
+    return TenantArchive(tenant, counts[conversations.name], counts.total())
+
+
+def _read_pages(
+    connection: Connection, tenant: str, table: Table, columns: Sequence[Column[Any]]
+) -> Iterator[list[list[Any]]]:
+    """Rows in the order of their key, which begins with the tenant."""
+    key = list(table.primary_key.columns)[1:]
+    limit = LARGE_ROWS_PER_LINE if table in _LARGE_TABLES else ROWS_PER_LINE
+    query = select(*columns).where(table.c.tenant == tenant).order_by(*key).limit(limit)
+    if table is terms:
+        query = query.where(terms.c.term.not_like(f"{_VECTOR_TERM_PREFIX}%"))
+    page = [list(row) for row in connection.execute(query)]
+    while page:
+        yield page
+        if not key:
+            break
+        last = tuple_(*(page[-1][columns.index(column)] for column in key))
+        page = [list(row) for row in connection.execute(query.where(tuple_(*key) > last))]
+
+
+def import_tenant(connection: Connection, tenant: str, lines: Iterable[str]) -> TenantArchive:
+    """Imports an archive as this tenant, which must have no conversations and no keys yet."""
+    for table in (conversations, api_keys):
+        if connection.execute(select(table.c.tenant).where(table.c.tenant == tenant).limit(1)).first() is not None:
+            raise ImportFailed(
+                f"The tenant {tenant} already has rows in this database. Import the archive as another tenant, with "
+                "--tenant NAME."
+            )
+    try:
+        counts, skipped_keys = _import_lines(connection, tenant, lines)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ImportFailed(f"This is no archive of a tenant: {error}. Nothing was imported.") from error
+    return TenantArchive(tenant, counts[conversations.name], counts.total(), skipped_keys)
+
+
+def _import_lines(connection: Connection, tenant: str, lines: Iterable[str]) -> tuple[Counter[str], int]:
+    """Returns the rows of the archive by table, and the number of keys that were left out."""
+    skipped_keys = 0
+    tables, checksum, counts = {table.name: table for table in list_archived_tables()}, sha256(), Counter[str]()
+    iterator = iter(lines)
+    first = next(iterator, "{}").rstrip("\n")
+    header = json.loads(first)
+    if header.get("archive") != ARCHIVE_FORMAT:
+        raise ValueError("its first line is another one")
+    if header.get("schema") != SCHEMA_VERSION:
+        raise ImportFailed(
+            f"The archive has schema {header.get('schema')}, and this version reads {SCHEMA_VERSION}. Export it again "
+            "with the same version of Quire."
+        )
+    checksum.update(first.encode())
+    for raw in iterator:
+        line = raw.rstrip("\n")
+        content = json.loads(line)
+        if "sha256" in content:
+            if content["sha256"] != checksum.hexdigest() or content["rows"] != counts:
+                raise ImportFailed("The archive was changed after its export. Nothing was imported.")
+            return counts, skipped_keys
+        checksum.update(line.encode())
+        table, names = tables[content["table"]], ("tenant", *content["columns"])
+        rows = [(tenant, *map(_decode_value, row)) for row in content["rows"]]
+        if table is api_keys:
+            keys = [dict(zip(names, row, strict=True)) for row in rows]
+            skipped_keys += len(keys) - insert_rows(connection, table, keys, ignore_existing=True)
+        else:
+            insert_tuples(connection, table, names, rows)
+        counts[table.name] += len(rows)
+    raise ImportFailed("The archive is incomplete: its last line is missing. Nothing was imported.")
+
+
+def _encode_bytes(value: object) -> dict[str, str]:
+    if not isinstance(value, bytes):
+        raise TypeError(f"a row has no values of type {type(value).__name__}")
+    return {_BYTES_KEY: b64encode(value).decode()}
+
+
+def _decode_value(value: Any) -> Any:
+    return b64decode(cast(dict[str, str], value)[_BYTES_KEY]) if isinstance(value, dict) else value

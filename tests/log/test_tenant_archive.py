@@ -1,0 +1,102 @@
+"""Archives of whole tenants: every row arrives, in the other kind of database too, and nothing else is imported."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, select
+
+from quire.db.store_part import read
+from quire.errors import ImportFailed
+from quire.model import Message
+from quire.store import SqlStore
+from quire.store.tenant_archive import list_archived_tables
+
+QUESTION = "Which port does the relay listen on?"
+
+
+@pytest.fixture
+async def laptop(tmp_path: Path) -> AsyncIterator[SqlStore]:
+    async with SqlStore.open(f"sqlite:///{tmp_path}/laptop.db") as store:
+        yield store
+
+
+async def fill(store: SqlStore, messages: int) -> None:
+    for name in ("harbour", "tides"):
+        await store.create_conversation(name)
+        texts = [f"{QUESTION} Message {number} of {name}." for number in range(messages)]
+        await store.append(name, *(Message.user(text) for text in texts))
+    await store.fork("harbour", at=1, name="other")
+    await store.put_blob(b"\x00\xff chart", media_type="image/png")
+    await store.keys.create("editor", ["read", "chat"])
+
+
+async def read_rows(store: SqlStore) -> dict[str, list[str]]:
+    """All archived rows without their tenant."""
+
+    def read_tables(connection: Connection, tenant: str) -> dict[str, list[str]]:
+        return {
+            table.name: sorted(
+                repr(row[1:]) for row in connection.execute(select(table).where(table.c.tenant == tenant))
+            )
+            for table in list_archived_tables()
+        }
+
+    return await store.run(read, read_tables)
+
+
+@pytest.mark.every_database
+async def test_a_tenant_moves_to_the_other_database_and_back(store: SqlStore, laptop: SqlStore):
+    await fill(laptop, 1_200)
+    lines: list[str] = []
+    archive = await laptop.export_tenant(lines.append)
+    assert (archive.tenant, archive.conversations) == ("default", 2)
+    team = store.for_tenant("observatory")
+    assert (await team.import_tenant(lines)).rows == archive.rows
+    assert await read_rows(team) == await read_rows(laptop)
+    assert await team.verify_tenant() == []
+    assert await team.verify_conversation("harbour") == []
+    again: list[str] = []
+    await team.export_tenant(again.append)
+    assert again[1:-1] == lines[1:-1]
+
+
+async def test_the_archive_of_a_tenant_has_no_row_of_another(store: SqlStore):
+    await store.for_tenant("other").create_conversation("secret-name")
+    await fill(store, 2)
+    lines: list[str] = []
+    await store.export_tenant(lines.append)
+    assert not any("secret-name" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda lines: lines[:-1], "incomplete"),
+        (lambda lines: [line.replace("Message 1 ", "Message 7 ") for line in lines], "was changed"),
+        (lambda lines: [lines[0], *lines[2:]], "was changed"),
+        (lambda lines: [lines[0].replace('"schema":"', '"schema":"9'), *lines[1:]], "Export it again"),
+        (lambda lines: ["[]\n", *lines], "no archive"),
+        (lambda lines: [lines[0], '{"table":"sqlite_master","columns":[],"rows":[[]]}\n'], "no archive"),
+    ],
+)
+async def test_a_changed_archive_is_refused_and_nothing_stays(
+    store: SqlStore, laptop: SqlStore, change: Callable[[list[str]], list[str]], reason: str
+):
+    await fill(laptop, 3)
+    lines: list[str] = []
+    await laptop.export_tenant(lines.append)
+    team = store.for_tenant("observatory")
+    with pytest.raises(ImportFailed, match=reason):
+        await team.import_tenant(change(lines))
+    assert await team.list_conversations() == []
+
+
+async def test_a_tenant_with_conversations_is_not_overwritten(store: SqlStore):
+    await fill(store, 2)
+    lines: list[str] = []
+    await store.export_tenant(lines.append)
+    with pytest.raises(ImportFailed, match="another tenant"):
+        await store.import_tenant(lines)
+    assert json.loads(lines[0])["tenant"] == store.tenant
