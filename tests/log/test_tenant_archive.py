@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, select
 
+from infra.sizes import IS_FULL_SIZE
 from quire.db.store_part import read
 from quire.errors import ImportFailed
 from quire.model import Message
@@ -48,7 +49,7 @@ async def read_rows(store: SqlStore) -> dict[str, list[str]]:
 
 @pytest.mark.every_database
 async def test_a_tenant_moves_to_the_other_database_and_back(store: SqlStore, laptop: SqlStore):
-    await fill(laptop, 1_200)
+    await fill(laptop, 50_000 if IS_FULL_SIZE else 1_200)
     lines: list[str] = []
     archive = await laptop.export_tenant(lines.append)
     assert (archive.tenant, archive.conversations) == ("default", 2)
