@@ -40,7 +40,9 @@ NOT_RUN: dict[str, str] = {
     "quire db status postgresql://owner@db/quire_again": DATABASE_SERVER,
     "quire worker": DATABASE_SERVER,
     "quire worker --set database_url=postgresql://quire_app@host/quire": DATABASE_SERVER,
-    "quire tenant import laptop.jsonl.gz --tenant anna --set database_url=postgresql://quire_app@db/quire": DATABASE_SERVER,
+    "quire tenant import laptop.jsonl.gz --tenant anna --set database_url=postgresql://quire_app@db/quire": (
+        DATABASE_SERVER
+    ),
     "quire tenant list --set database_url=postgresql://quire_app@db/quire": DATABASE_SERVER,
     "export QUIRE_DATABASE_URL=postgresql://quire_app@db/quire": DATABASE_SERVER,
     "pg_dump --format custom --file quire.dump postgresql://quire_backup@db/quire": DATABASE_SERVER,

@@ -7,6 +7,7 @@ import ast
 import json
 import keyword
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from importlib import import_module
@@ -155,6 +156,7 @@ def test_its_help_shows_its_example(name: str, home: CliHome):
     outcome = invoke_cli(*name.split(), "--help")
     assert outcome.exit_code == 0
     output = " ".join(outcome.stdout.split())
+    assert not re.search(r"<(bool|str|int|float|path|file|list)\b", output)
     assert f"Example: {' '.join(command_reference.get_example(COMMANDS[name]).split())}"[:60] in output
 
 

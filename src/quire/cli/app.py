@@ -9,47 +9,57 @@ from keyword import iskeyword
 from typing import Annotated, Any, cast
 
 import typer
-from typer.core import TyperGroup
 
 from quire import __version__
 from quire.cli.command_groups import COMMAND_GROUPS
-from quire.cli.common import command, enable_garbage_collection, to_exit_code
+from quire.cli.common import PlainGroup, command, enable_garbage_collection, to_exit_code
 from quire.cli.output import print_note
 from quire.errors import QuireError
 
 SINGLE_COMMANDS = {
     "scan": "quire scan --html report.html",
-    "chat": "quire chat",
-    "ask": 'quire ask "Where do we stand?"',
-    "stats": "quire stats --since 30d",
-    "search": "quire search 'spring tide' --limit 2",
-    "init": "quire init",
-    "doctor": "quire doctor",
-    "trust": "quire trust list",
-    "serve": "quire serve --open",
     "run": "quire run claude",
-    "service": "quire service status",
+    "resume": "quire resume --in codex",
+    "handover": "quire handover --max-tokens 2000",
+    "hook": "quire hook install claude-code",
+    "mcp": "quire mcp",
     "statusline": "quire statusline",
-    "worker": "quire worker",
+    "service": "quire service status",
+    "stats": "quire stats --since 30d",
+    "backtest": "quire backtest --sample 50 --window 8000",
+    "search": "quire search 'spring tide' --limit 2",
     "import": "quire import claude-code",
     "export": "quire export --output gannet.jsonl",
-    "hook": "quire hook install claude-code",
+    "init": "quire init",
+    "chat": "quire chat",
+    "ask": 'quire ask "Where do we stand?"',
     "models": "quire models gpt-4o",
-    "mcp": "quire mcp",
-    "handover": "quire handover --max-tokens 2000",
-    "resume": "quire resume --in codex",
-    "backtest": "quire backtest --sample 50 --window 8000",
+    "serve": "quire serve --open",
+    "worker": "quire worker",
+    "doctor": "quire doctor",
+    "trust": "quire trust list",
 }
 """Modules with one function, `command`, and an example of it."""
+HELP_PANELS = {
+    "Your agents": "scan run resume handover hook mcp statusline service",
+    "What the model sees": "context stats backtest memory",
+    "History": "search conversation import export",
+    "Chat": "init chat ask agent models",
+    "Server and team": "serve worker key tenant db",
+    "Settings": "config doctor trust",
+}
+"""Commands in the order of `quire --help`."""
+_PANELS_BY_COMMAND = {name: panel for panel, names in HELP_PANELS.items() for name in names.split()}
 
 
-class LazyCommandGroup(TyperGroup):
+class LazyCommandGroup(PlainGroup):
     """Command group that loads a command on first use and omits commands whose module is not installed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        installed = [name for name in SINGLE_COMMANDS if find_spec(_get_module(name)) is not None]
-        self._module_names = (*installed, *COMMAND_GROUPS)
+        self._module_names = tuple(
+            name for name in _PANELS_BY_COMMAND if name in COMMAND_GROUPS or find_spec(_get_module(name)) is not None
+        )
         self.commands = cast(Any, {**dict.fromkeys(self._module_names), **self.commands})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -69,7 +79,7 @@ class LazyCommandGroup(TyperGroup):
                 settings = {"allow_interspersed_args": False} if cmd_name == "run" else None
                 command(single, SINGLE_COMMANDS[cmd_name], name=cmd_name, context_settings=settings)(module.command)
                 loaded = typer.main.get_command(single)
-            loaded.name = cmd_name
+            loaded.name, loaded.rich_help_panel = cmd_name, _PANELS_BY_COMMAND[cmd_name]
             self.commands[cmd_name] = loaded
         return self.commands.get(cmd_name)
 
@@ -87,7 +97,7 @@ def _get_module(name: str) -> str:
 
 
 app = typer.Typer(
-    help="A context engine for LLM chat and agents.",
+    help="The flight recorder for the agent you use, with an undo that reaches it.",
     cls=LazyCommandGroup,
     invoke_without_command=True,
     pretty_exceptions_enable=False,

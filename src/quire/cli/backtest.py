@@ -37,7 +37,7 @@ _NEW_STYLE, _CACHED_STYLE = "cyan", "dim cyan"
 ConversationNames = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[CONVERSATION]...",
+        metavar="CONVERSATION...",
         help="Ids, beginnings of them, or titles; default: a random sample of all conversations.",
         show_default=False,
         autocompletion=complete_conversation_ids,

@@ -72,8 +72,8 @@ def _render_section(entry: CommandEntry) -> Iterator[str]:
         yield "| | |\n|---|---|"
     for each in parameters:
         if each.param_type_name == "argument":
-            metavar = (each.metavar or each.name.upper()).replace("[", "").replace("]", "")
-            name = f"`{metavar}`" if each.required else f"`[{metavar}]`"
+            metavar = each.metavar or each.name.upper()
+            name = f"`{metavar}`" if each.required or metavar.startswith("[") else f"`[{metavar}]`"
         else:
             name = ", ".join(f"`{option}`" for option in (*each.opts, *each.secondary_opts))
             name = name if each.is_flag else f"{name} {_escape_cell(each.metavar or each.name.upper())}"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from quire.cli.output import Result, print_note, print_result, show_spinner
 from quire.errors import ConversationNotFound, InvalidRequest, NotFound, QuireError
@@ -35,6 +36,8 @@ MAX_NAMED_CONVERSATIONS = 10_000
 MAX_COMPLETIONS = 50
 """Conversation ids that the shell completion offers."""
 MAX_SUGGESTED_IDS = 3
+
+_VALUE_NAMES: dict[type, str] = {int: "N", float: "N", Path: "PATH"}
 
 T = TypeVar("T")
 CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
@@ -82,7 +85,7 @@ SetOptions = Annotated[
 ConversationName = Annotated[
     str | None,
     typer.Argument(
-        metavar="[CONVERSATION]",
+        metavar="CONVERSATION",
         help="The conversation's id or its beginning, its title, or an agent's session id; default: the most recent.",
         show_default=False,
         autocompletion=complete_conversation_ids,
@@ -107,8 +110,34 @@ TenantOption = Annotated[str, typer.Option("--tenant", metavar="NAME", help="The
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
+def _show_no_type(ctx: Any) -> None:
+    """Typer calls it with the context."""
+
+
+def _name_values(params: list[Any]) -> list[Any]:
+    """Help shows names for values, such as `N`, and no types of Python."""
+    for each in params:
+        if isinstance(each, TyperArgument):
+            vars(each)["display_type_rich"] = _show_no_type
+        elif each.metavar is None and each.type_descriptor.is_choice:
+            each.metavar = "|".join(map(str, each.type_descriptor.choices))
+        elif each.metavar is None:
+            each.metavar = "" if each.is_flag else _VALUE_NAMES.get(each.type_descriptor.annotation, "TEXT")
+    return params
+
+
+class PlainCommand(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _name_values(super().get_params(ctx))
+
+
+class PlainGroup(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _name_values(super().get_params(ctx))
+
+
 def create_group(help: str) -> typer.Typer:
-    return typer.Typer(help=help, no_args_is_help=True, add_completion=False)
+    return typer.Typer(help=help, cls=PlainGroup, no_args_is_help=True, add_completion=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +193,7 @@ def command(
         run.__name__, run.__doc__ = function.__name__, function.__doc__
         run.__annotations__ = {each.name: each.annotation for each in parameters}
         vars(run)["__signature__"] = inspect.Signature(parameters)
-        app.command(name, epilog=f"Example: {example}", context_settings=context_settings)(run)
+        app.command(name, cls=PlainCommand, epilog=f"Example: {example}", context_settings=context_settings)(run)
         return function
 
     return add

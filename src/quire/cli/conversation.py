@@ -236,7 +236,7 @@ async def secrets(
     conversations: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CONVERSATION]...",
+            metavar="CONVERSATION...",
             help="Ids, beginnings of them, or titles; default: the most recently used.",
             autocompletion=complete_conversation_ids,
         ),

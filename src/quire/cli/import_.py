@@ -57,7 +57,7 @@ def command(
     ],
     path: Annotated[
         Path | None,
-        typer.Argument(metavar="[PATH]", help="A file or folder; default: where the program stores its conversations."),
+        typer.Argument(metavar="PATH", help="A file or folder; default: where the program stores its conversations."),
     ] = None,
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what is new, and write nothing.")] = False,

@@ -51,7 +51,7 @@ async def command(
     conversations: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CONVERSATION]...",
+            metavar="CONVERSATION...",
             help="Ids, beginnings of them, or titles; default: all conversations.",
             autocompletion=complete_conversation_ids,
         ),

@@ -57,7 +57,7 @@ async def command(
     conversation: Annotated[
         str | None,
         typer.Argument(
-            metavar="[CONVERSATION]",
+            metavar="CONVERSATION",
             help="The conversation's id or its beginning, its title, or an agent's session id; default: all.",
             show_default=False,
             autocompletion=complete_conversation_ids,
