@@ -117,8 +117,15 @@ def find_problem(check: str, *words: str) -> dict[str, str]:
     return problem
 
 
-def test_no_model(empty_home: Path):
-    problem = find_problem("model")
+def test_a_home_in_which_no_model_was_chosen_has_no_problem(empty_home: Path):
+    exit_code, findings = run_doctor()
+    (note,) = [each for each in findings if each["check"] == "model"]
+    assert (exit_code, note["status"]) == (0, "note")
+    assert "quire init" in note["remedy"]
+
+
+def test_a_model_without_its_key(empty_home: Path):
+    problem = find_problem("model", "--set", "model=gpt-4o")
     assert problem["detail"] == "No key for the model gpt-4o: OPENAI_API_KEY is not set."
     assert "quire init" in problem["remedy"]
 
@@ -307,7 +314,7 @@ def test_a_report_has_neither_content_nor_secrets(empty_home: Path, monkeypatch:
 
 def test_the_page_fits_a_terminal(empty_home: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "80")
-    lines = invoke_cli("doctor", "--offline").stdout.splitlines()
+    lines = invoke_cli("doctor", "--offline", "--set", "model=gpt-4o").stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[-1] == "1 problem found."
 

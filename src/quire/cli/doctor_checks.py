@@ -299,7 +299,11 @@ def find_endpoint(setup: DoctorSetup) -> Endpoint | FindingSchema:
     model, environ = setup.settings.model, setup.environ
     upstream = upstream_for(setup.settings, model)
     if upstream is None:
-        return _find_provider(model, environ)
+        found = _find_provider(model, environ)
+        if "model" in setup.origins or isinstance(found, Endpoint):
+            return found
+        detail = "No model is chosen. Only `quire chat`, `quire ask` and written summaries need one."
+        return report_note("model", detail, "Run `quire init` to choose one.")
     if upstream.credentials == "client":
         return report_note("model", f"{model}: only clients have credentials for {urlsplit(upstream.base_url).netloc}.")
     if upstream.api_key_env is not None and not environ.get(upstream.api_key_env):
