@@ -460,8 +460,8 @@ class MissingExtra(QuireError):
 
 
 def error_detail(error: QuireError) -> str:
-    """The message for a caller of a server. That of a database error is fixed, because drivers name host, port and
-    role."""
+    """The message for a caller of a server. A database error has a fixed message, because drivers name host, port
+    and role."""
     if isinstance(error, StoreError) and not isinstance(error, SchemaOutdated):
         return inspect.cleandoc(type(error).__doc__ or "")
     return str(error)

@@ -158,7 +158,7 @@ def _limit_key(key: ApiKey, creator: ApiKey) -> ApiKey:
         if limit is not None and own is None:
             limited = limited._replace(**{name: limit})
         elif limit is not None and own > limit:
-            raise AccessDenied(f"The new key's `{name}` exceeds that of your own key, {limit}; give at most that.")
+            raise AccessDenied(f"The new key's `{name}` exceeds your own key's, {limit}. Give at most that.")
     if creator.models is not None:
         limited = limited._replace(models=key.models or creator.models)
         for model in key.models or ():

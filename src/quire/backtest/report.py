@@ -206,7 +206,7 @@ class VariantReport:
     recorded_requests: int = 0
     """Requests of which the log has a manifest."""
     matching_requests: int = 0
-    """Those of them that the simulation repeats byte for byte."""
+    """Recorded requests that the simulation repeats byte for byte."""
     failed_requests: int = 0
     first_error: str | None = None
     by_turn: TokenSeries = field(default_factory=TokenSeries)

@@ -58,7 +58,7 @@ class SimulatedStep:
     in_view: int = 0
     """How many of the needs the request had in view."""
     matches_recorded: bool | None = None
-    """Whether the request is the recorded one, byte for byte; None if none is on record."""
+    """Whether the request is the recorded one, byte for byte. None if none is recorded."""
     error: str | None = None
     """Why no request could be built."""
 

@@ -111,7 +111,7 @@ def config(
     *,
     unset: UnsetOption = False,
 ) -> Result:
-    """Change a setting of one agent, in its file; comments and order are preserved."""
+    """Change a setting in an agent's file. Comments and order are preserved."""
     from quire.context.agent_loader import load_agent
     from quire.schemas.setup import ChangedAgentSchema
     from quire.settings.sources import load_settings, parse_options, resolve_setting_name

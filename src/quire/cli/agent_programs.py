@@ -63,7 +63,7 @@ class AgentProgram:
     provider_models: tuple[str, ...] = ()
     """Patterns of the models that the program names by itself, which a server of another provider does not have."""
     prompt_tokens: int = 0
-    """Tokens of its own instructions and tools, which are in every request."""
+    """Tokens of the program's instructions and tools, which are in every request."""
     installation: str | None = None
     """Command that installs the program."""
 
@@ -129,7 +129,7 @@ class Route(NamedTuple):
 
 
 def list_routes(settings: Settings, program: AgentProgram) -> list[Route]:
-    """Where each model name goes: the program's own names, those of the settings, and every other."""
+    """Where each model name goes: the program's own names, names in the settings, and every other."""
     names = dict.fromkeys([*settings.upstreams, *program.provider_models])
     routes = [Route(name, upstream_for(settings, name.replace("*", "x"))) for name in names]
     return routes if "*" in names else [*routes, Route("any other", upstream_for(settings, ""))]

@@ -36,20 +36,20 @@ async def command(
         list[str] | None,
         typer.Argument(
             metavar="[@AGENT] [QUESTION]",
-            help="The question, after @ and the agent's name if it is for an agent; default: standard input.",
+            help="The question, after @ and the agent's name if it is for an agent. Default: standard input.",
             show_default=False,
         ),
     ] = None,
     *,
     attach: Annotated[
         list[Path] | None,
-        typer.Option("--attach", "-a", metavar="FILE", help="Send this image or PDF with the question; repeatable."),
+        typer.Option("--attach", "-a", metavar="FILE", help="Send this image or PDF with the question. Repeatable."),
     ] = None,
     show_context: Annotated[bool, typer.Option("--show-context", help="Print what the model saw.")] = False,
     conversation: Annotated[
         str | None,
         typer.Option(
-            help="Ask in this conversation, by id or title; created if it does not exist.",
+            help="Ask in this conversation, by ID or title. It is created if it does not exist.",
             autocompletion=complete_conversation_ids,
         ),
     ] = None,
@@ -63,7 +63,7 @@ async def command(
     as_json: AsJson = False,
     overrides: SetOptions = None,
 ) -> None:
-    """Ask one question; piped text is sent with it as data.
+    """Ask one question. Piped text is sent with it as data.
 
     The exit code is 4 if the reply is incomplete, and 130 if it was stopped.
     """

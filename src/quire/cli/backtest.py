@@ -38,7 +38,7 @@ ConversationNames = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="CONVERSATION...",
-        help="Ids, beginnings of them, or titles; default: a random sample of all conversations.",
+        help="IDs, their first characters, or titles. Default: a random sample of all conversations.",
         show_default=False,
         autocompletion=complete_conversation_ids,
     ),
@@ -54,17 +54,17 @@ async def command(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Draw the same sample again.", show_default=False)] = None,
     strategy: Annotated[
-        list[str] | None, typer.Option(help="A strategy; repeatable. Default: the three of Quire.", show_default=False)
+        list[str] | None, typer.Option(help="A strategy. Repeatable. Default: Quire's three.", show_default=False)
     ] = None,
     window: Annotated[
         list[int] | None,
-        typer.Option(min=500, help="A context window in tokens; repeatable. Default: the model's.", show_default=False),
+        typer.Option(min=500, help="A context window in tokens. Repeatable. Default: the model's.", show_default=False),
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(help="A model; repeatable. Default: the one in the settings.", show_default=False),
+        typer.Option(help="A model. Repeatable. Default: the one in the settings.", show_default=False),
     ] = None,
-    branch: Annotated[int, typer.Option(min=0, help="The branch number; 0 is the main branch.")] = 0,
+    branch: Annotated[int, typer.Option(min=0, help="The branch number. 0 is the main branch.")] = 0,
     by: Annotated[
         Literal["turn", "request"] | None,
         typer.Option(help="What the plot counts. Default: turns, if there are enough.", show_default=False),

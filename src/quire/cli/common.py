@@ -80,13 +80,13 @@ def complete_setting_names(incomplete: str) -> Iterator[tuple[str, str]]:
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 SetOptions = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Override a setting for this command; repeatable."),
+    typer.Option("--set", metavar="NAME=VALUE", help="Override a setting for this command. Repeatable."),
 ]
 ConversationName = Annotated[
     str | None,
     typer.Argument(
         metavar="CONVERSATION",
-        help="The conversation's id or its beginning, its title, or an agent's session id; default: the most recent.",
+        help="A conversation ID or its first characters, a title, or an agent's session ID. Default: the most recent.",
         show_default=False,
         autocompletion=complete_conversation_ids,
     ),
@@ -96,7 +96,7 @@ BranchNumber = Annotated[
     typer.Option(
         "--branch",
         min=0,
-        help="The branch number, 0 for the main branch; default: the branch used last.",
+        help="The branch number, 0 for the main branch. Default: the branch used last.",
         show_default=False,
     ),
 ]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 app = create_group("Show the settings and where they come from, and change them.")
 
 SettingName = Annotated[str, typer.Argument(help="The setting's name.", autocompletion=complete_setting_names)]
-SettingText = Annotated[str | None, typer.Argument(help="The new value; a table as JSON.", show_default=False)]
+SettingText = Annotated[str | None, typer.Argument(help="The new value, a table as JSON.", show_default=False)]
 UnsetOption = Annotated[bool, typer.Option("--unset", help="Remove it from the file, so that the default applies.")]
 
 
@@ -83,7 +83,7 @@ def set_(
     project: Annotated[bool, typer.Option("--project", help="Write the project's file instead of your own.")] = False,
     unset: UnsetOption = False,
 ) -> Result:
-    """Set one setting in your settings file, or in the project's; the rest of the file is preserved."""
+    """Set one setting in your settings file, or in the project's. The rest of the file is preserved."""
     from quire.schemas.setup import ChangedSettingSchema
     from quire.view.strategies import get_strategy
 

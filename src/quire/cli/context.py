@@ -71,12 +71,12 @@ async def show(
     *,
     reply: ReplyNumber = None,
     unfold: Annotated[
-        list[ContextSection] | None, typer.Option(help="List what this section includes; repeatable.")
+        list[ContextSection] | None, typer.Option(help="List what this section includes. Repeatable.")
     ] = None,
     unfold_all: Annotated[bool, typer.Option("--all", help="List what every section includes.")] = False,
     servers: WithServers = False,
 ) -> Result:
-    """Draw the context window by slot: what the next request includes, what it omits and why.
+    """Draw the context window by slot: what the next request includes, what it omits, and why.
 
     For the session of an agent, it is the agent's last request.
     """
@@ -180,7 +180,7 @@ async def items(
     remove: Annotated[list[str] | None, typer.Option(help="Remove an item from the session.")] = None,
     servers: WithServers = False,
 ) -> Result:
-    """List the session's rules, references, tools and pinned messages; add or remove items."""
+    """List the session's rules, references, tools and pinned messages, and add or remove items."""
     from quire.schemas.context import ContextItemSchema, SessionItemsSchema
 
     async with open_conversation(target, servers=servers) as conversation:
@@ -245,10 +245,12 @@ async def drop(
     target: CommandTarget,
     messages: MessageNumbers,
     *,
-    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why; it is stored with the drop.")] = None,
+    reason: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The reason, which is stored with the drop.")
+    ] = None,
     now: Now = False,
 ) -> Result:
-    """Drop messages or tool results: later requests, also of an agent, have stubs in their place."""
+    """Drop messages or tool results. Later requests, including an agent's, have stubs in their place."""
     async with open_conversation(target) as conversation:
         for number in _parse_numbers(messages):
             await conversation.drop(number, reason=reason, now=now)
@@ -316,10 +318,10 @@ async def priority(
     target: CommandTarget,
     message: MessageNumber,
     value: Annotated[
-        int, typer.Argument(metavar="PRIORITY", min=0, max=10, help="1 to 10; the default is 5. 0 resets it.")
+        int, typer.Argument(metavar="PRIORITY", min=0, max=10, help="1 to 10. Default: 5, which 0 restores.")
     ],
 ) -> Result:
-    """Set the priority of a message: compactions of `hybrid` archive low ones first, and preserve high ones.
+    """Set the priority of a message. The `hybrid` strategy archives low priorities first and preserves high ones.
 
     Critical is 8 to 10, important 6 and 7, normal 3 to 5, low 1 and 2.
     """
@@ -342,7 +344,7 @@ async def replay(
     reply: ReplyNumber = None,
     request: Annotated[bool, typer.Option("--request", help="Print the request as it was sent.")] = False,
 ) -> Result:
-    """Give a request back as it was sent, or rebuild it from the log: the newest, or the one before `--reply`.
+    """Print a request as it was sent, or rebuild it from the log: the newest, or the one before `--reply`.
 
     The exit code is 1 if neither is possible.
     """
@@ -478,7 +480,7 @@ async def why(
     reply: ReplyNumber = None,
     servers: WithServers = False,
 ) -> Result:
-    """Explain why a message or item is in the next request or not; with `--reply`, in an earlier one."""
+    """Explain why a message or item is in the next request, or with `--reply` in an earlier one, or why it is not."""
     from quire.ledger import find_decision
     from quire.schemas.context import ExplainedItemSchema
 

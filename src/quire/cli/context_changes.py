@@ -193,10 +193,10 @@ def edit(
     target: CommandTarget,
     *,
     new_text: Annotated[
-        str | None, typer.Option("--text", help="The new summary; - reads standard input. Default: open $EDITOR.")
+        str | None, typer.Option("--text", help="The new summary. - reads standard input. Default: open $EDITOR.")
     ] = None,
 ) -> Result:
-    """Edit the summary; the old one stays in the log."""
+    """Edit the summary. The old one stays in the log."""
 
     async def load_summary() -> tuple[str, str]:
         async with open_conversation(target) as conversation:
@@ -223,7 +223,7 @@ def edit(
 
 @command(app, "quire context clear")
 async def clear(target: CommandTarget) -> Result:
-    """Clear the view: archive all messages without a summary. Nothing is deleted; undo restores it.
+    """Clear the view: archive all messages without a summary. Nothing is deleted. Undo restores it.
 
     Pinned messages stay, and archived messages can still be recalled.
     """

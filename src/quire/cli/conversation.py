@@ -55,7 +55,7 @@ async def list_(
     *,
     limit: Limit = 20,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also list sub-agents, and calls of agents for titles and the like.")
+        bool, typer.Option("--all", help="Also list sub-agents, and agents' calls for titles and the like.")
     ] = False,
     overrides: SetOptions = None,
 ) -> Result:
@@ -102,7 +102,7 @@ async def fork(
     at: Annotated[int, typer.Option(metavar="SEQ", min=0, help="The last entry that both branches share.")],
     name: Annotated[str | None, typer.Option(help="The name of the new branch.")] = None,
 ) -> Result:
-    """Fork a branch that shares everything up to an entry; the old branch is unchanged."""
+    """Fork a branch that shares everything up to an entry. The old branch is unchanged."""
     from quire.schemas.records import BranchSchema, ForkedBranchSchema
 
     async with open_store(target.overrides) as store:
@@ -191,13 +191,13 @@ def purge(
         str,
         typer.Argument(
             metavar="CONVERSATION",
-            help="The conversation's id or its beginning, its title, or an agent's session id.",
+            help="A conversation ID or its first characters, a title, or an agent's session ID.",
             autocompletion=complete_conversation_ids,
         ),
     ],
     *,
     message: Annotated[
-        list[int] | None, typer.Option(metavar="SEQ", min=1, help="Purge only this message; repeatable.")
+        list[int] | None, typer.Option(metavar="SEQ", min=1, help="Purge only this message. Repeatable.")
     ] = None,
     branch: BranchNumber = None,
     yes: Yes = False,
@@ -237,7 +237,7 @@ async def secrets(
         list[str] | None,
         typer.Argument(
             metavar="CONVERSATION...",
-            help="Ids, beginnings of them, or titles; default: the most recently used.",
+            help="IDs, their first characters, or titles. Default: the most recently used.",
             autocompletion=complete_conversation_ids,
         ),
     ] = None,
@@ -290,7 +290,7 @@ def purge_value(
 ) -> Result:
     """Erase one text, such as a leaked key, permanently: every message, summary, memory and file that contains it.
 
-    The value is read from a prompt without echo, from standard input or from a file; it is never an argument, which
+    The value is read from a prompt without echo, from standard input or from a file. It is never an argument, which
     other users of the machine could see and a shell would remember. This cannot be undone.
     """
     from quire.schemas.records import PurgedValueSchema

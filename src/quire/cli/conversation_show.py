@@ -31,17 +31,17 @@ async def show(
     target: CommandTarget,
     *,
     first: Annotated[
-        int | None, typer.Option(metavar="SEQ", min=1, help="Start at this entry; default: the newest entries.")
+        int | None, typer.Option(metavar="SEQ", min=1, help="Start at this entry. Default: the newest entries.")
     ] = None,
     limit: Annotated[
         int | None,
         typer.Option(
-            min=1, help=f"Maximum number of entries; default: {DEFAULT_ENTRY_LIMIT}, or the whole newest turn."
+            min=1, help=f"Maximum number of entries. Default: {DEFAULT_ENTRY_LIMIT}, or the whole newest turn."
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Print every tool call and the text of its result.")] = False,
 ) -> Result:
-    """Print the messages; archived messages and compactions are marked, and long runs of tool calls are folded."""
+    """Print the messages. Archived messages and compactions are marked, and long runs of tool calls are folded."""
     from quire.schemas.entries import entry_to_schema
     from quire.schemas.records import TranscriptSchema
 

@@ -14,7 +14,7 @@ app = create_group("Manage the database that holds the log.")
 
 DatabaseUrl = Annotated[
     str | None,
-    typer.Argument(help="sqlite:///path or postgresql://…; default: the settings.", show_default=False),
+    typer.Argument(help="sqlite:///path or postgresql://… Default: the database in the settings.", show_default=False),
 ]
 
 
@@ -57,7 +57,7 @@ def upgrade(
 
 @command(app, "quire db status")
 def status(url: DatabaseUrl = None) -> Result:
-    """Print the schema version; the exit code is 1 if this version of Quire cannot use it."""
+    """Print the schema version. The exit code is 1 if this version of Quire cannot use it."""
     from quire.db import migrate
     from quire.schemas.setup import DatabaseStatusSchema
 

@@ -34,12 +34,14 @@ def command(
     send: Annotated[
         bool,
         typer.Option(
-            "--send", help="Send one short request to compare token counts; it may cost a fraction of a cent."
+            "--send", help="Send one short request to compare token counts. It may cost a fraction of a cent."
         ),
     ] = False,
     bundle: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also write a report for a bug report: no messages, keys, names or paths."),
+        typer.Option(
+            metavar="FILE", help="Also write a file for a bug report, without messages, keys, names or paths."
+        ),
     ] = None,
     overrides: SetOptions = None,
 ) -> Result:

@@ -33,11 +33,11 @@ async def command(
     conversation: ConversationName = None,
     *,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Output file; default: standard output.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Output file. Default: standard output.")
     ] = None,
     format: Annotated[
         ExportFormat | None,
-        typer.Option(help="Default: by the name of the file (.md, .json), else jsonl.", show_default=False),
+        typer.Option(help="Default: from the file name (.md, .json), otherwise jsonl.", show_default=False),
     ] = None,
     branch: BranchNumber = None,
     force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
@@ -47,7 +47,7 @@ async def command(
     """Export a conversation: all of it as JSON Lines, which `quire import` reads, or a readable transcript.
 
     JSON Lines (`jsonl`) contain all branches and entries, the manifests and the blobs, with every byte. Transcripts
-    (`markdown`, `json`) contain the messages of one branch with secrets masked; they cannot be imported.
+    (`markdown`, `json`) contain the messages of one branch with secrets masked. They cannot be imported.
     """
     from quire.schemas.records import ExportedLinesSchema
 

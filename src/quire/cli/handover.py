@@ -14,11 +14,11 @@ async def command(
     max_tokens: Annotated[
         int, typer.Option(min=200, max=50_000, help="Maximum tokens of the text.", show_default=True)
     ] = 4_000,
-    unmasked: Annotated[bool, typer.Option("--unmasked", help="Print secrets, which are masked otherwise.")] = False,
+    unmasked: Annotated[bool, typer.Option("--unmasked", help="Print secrets instead of masking them.")] = False,
 ) -> Result:
     """Print what another agent needs to continue a conversation: task, state, decisions, open ends, last turns.
 
-    Each statement cites its message. A `summarizer` that the settings name writes the state; without one, the lines are
+    Each statement cites its message. The `summarizer` of the settings writes the state. Without one, lines are
     extracted from the messages, and no model is called.
     """
     from quire.engine.handover import write_handover

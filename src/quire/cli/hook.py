@@ -46,7 +46,7 @@ def command(
 ) -> None:
     """Store sessions of Claude Code and Codex as they happen, and give back what a compaction removed.
 
-    `install` prints what it would change in the agent's settings, asks, and writes it; `uninstall` removes it again.
+    `install` prints what it would change in the agent's settings, asks, and writes it. `uninstall` removes it again.
     The agent then runs `quire hook claude-code` or `quire hook codex` with an event on standard input.
     """
     if action in AGENTS:

@@ -57,20 +57,20 @@ def command(
     ],
     path: Annotated[
         Path | None,
-        typer.Argument(metavar="PATH", help="A file or folder; default: where the program stores its conversations."),
+        typer.Argument(metavar="PATH", help="A file or folder. Default: where the program stores its conversations."),
     ] = None,
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what is new, and write nothing.")] = False,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="TIME", help="Skip what was last changed before, such as 2026-01-31."),
+        typer.Option("--since", metavar="TIME", help="Skip what last changed before this date, such as 2026-01-31."),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Import what is added to the files until Ctrl+C.")] = False,
     project: Annotated[
         str | None, typer.Option("--project", help="Project of conversations whose source names none.")
     ] = None,
     rename: Annotated[
-        str | None, typer.Option("--as", metavar="ID", help="Import a file of `quire export` under another id.")
+        str | None, typer.Option("--as", metavar="ID", help="Import a file of `quire export` under another ID.")
     ] = None,
     as_json: AsJson = False,
     overrides: SetOptions = None,
@@ -79,7 +79,7 @@ def command(
 
     A second import adds only what is new, and changes nothing that is stored. An item that cannot be read is listed
     with its reason. The exit code is 1 if nothing could be read. A file of `quire export` is imported as a whole or not
-    at all, with every digest verified; - reads it from standard input.
+    at all, with every digest verified. - reads it from standard input.
     """
     from quire.engine.file_import import ImportOptions
     from quire.importers.registry import SOURCES

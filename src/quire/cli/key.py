@@ -27,28 +27,28 @@ async def create(
     *,
     scope: Annotated[
         list[str],
-        typer.Option(metavar="SCOPE", help="A scope: read, write, chat, approve or admin; repeatable."),
+        typer.Option(metavar="SCOPE", help="A scope: read, write, chat, approve or admin. Repeatable."),
     ],
     tenant: TenantOption = DEFAULT_TENANT,
     expires: Annotated[
         str | None,
-        typer.Option(metavar="PERIOD", help="Validity: 12h, 90d, 4w; default: until revoked.", show_default=False),
+        typer.Option(metavar="PERIOD", help="Validity: 12h, 90d, 4w. Default: until revoked.", show_default=False),
     ] = None,
     requests_per_minute: Annotated[
         int | None,
-        typer.Option(min=1, help="Rate limit; default: the settings.", show_default=False),
+        typer.Option(min=1, help="Rate limit. Default: the one in the settings.", show_default=False),
     ] = None,
     max_spend: Annotated[
         float | None,
         typer.Option(
-            metavar="DOLLARS", help="Maximum cost of all calls in US dollars; default: no cap.", show_default=False
+            metavar="DOLLARS", help="Maximum cost of all calls in US dollars. Default: no cap.", show_default=False
         ),
     ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="A model that the key may call, or a pattern such as 'gpt-4o*'; repeatable; default: all models.",
+            help="A model that the key may call, or a pattern such as 'gpt-4o*'. Repeatable. Default: all models.",
             show_default=False,
         ),
     ] = None,
@@ -143,12 +143,12 @@ def _format_spending(spent: float, cap: float | None) -> str | None:
 
 @command(app, "quire key revoke 01ke6pfy600000000000000005")
 async def revoke(
-    key: Annotated[str, typer.Argument(metavar="ID", help="The key's id, as `list` shows it.")],
+    key: Annotated[str, typer.Argument(metavar="ID", help="The key's ID, as `list` prints it.")],
     *,
     tenant: TenantOption = DEFAULT_TENANT,
     overrides: SetOptions = None,
 ) -> Result:
-    """Revoke an API key; a running server rejects it within ten seconds."""
+    """Revoke an API key. A running server rejects it within ten seconds."""
     from quire.schemas.records import KeySchema, TenantKeySchema
 
     async with open_store(overrides) as store:

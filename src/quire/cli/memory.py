@@ -59,7 +59,7 @@ MemoryAgentOption = Annotated[
     typer.Option(
         "--agent",
         metavar="NAME",
-        help="An agent's name or file, or a namespace; default: the agent in the settings.",
+        help="An agent's name or file, or a namespace. Default: the agent in the settings.",
         show_default=False,
         autocompletion=complete_agent_names,
     ),
@@ -75,7 +75,7 @@ def _format_source(memory: "MemorySchema") -> str:
 
 @command(app, "quire memory import @preferences.md", name="import")
 async def import_(
-    path: Annotated[str, typer.Argument(metavar="@PATH", help="A text or Markdown file; the @ is optional.")],
+    path: Annotated[str, typer.Argument(metavar="@PATH", help="A text or Markdown file. The @ is optional.")],
     *,
     agent: MemoryAgentOption = None,
     replace: Annotated[bool, typer.Option(help="Retire memories from this file that are no longer in it.")] = False,
@@ -217,7 +217,7 @@ async def list_(
 
 @command(app, "quire memory retire 01ke6p4ym00000000000000001")
 async def retire(
-    memory: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of memories, as `list` prints them.")],
+    memory: Annotated[list[str], typer.Argument(metavar="ID...", help="Memory IDs, as `list` prints them.")],
     *,
     overrides: SetOptions = None,
 ) -> Result:
@@ -241,7 +241,7 @@ async def relevance(
     target: CommandTarget,
     *,
     question: Annotated[
-        str | None, typer.Option("--for", metavar="TEXT", help="The question; default: the newest user message.")
+        str | None, typer.Option("--for", metavar="TEXT", help="The question. Default: the newest user message.")
     ] = None,
 ) -> Result:
     """Show what the next request would include from memory: project files, and memories with their scores."""
@@ -266,7 +266,7 @@ async def relevance(
     texts = {block.name: block.text for block in gathered.blocks if block.kind == "memory"}
     memories: list[ScoredMemorySchema] = []
     for record in records:
-        # Those of the stable prefix share one block, in which each has its id.
+        # Memories of the stable prefix share one block, in which each has its id.
         is_stable = f"[{record.id}" in texts.get(MEMORIES_BLOCK_NAME, "")
         place = (MEMORIES_BLOCK_NAME, "memory") if is_stable else (record.id, "recall")
         row = next((each for each in decisions if (each.name, each.slot) == place), None)

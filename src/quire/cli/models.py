@@ -29,7 +29,7 @@ def command(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME", help="The model's name; default: the model in the settings.", show_default=False
+            metavar="NAME", help="The model's name. Default: the model in the settings.", show_default=False
         ),
     ] = None,
     *,

@@ -37,7 +37,7 @@ def command(
     ],
     run: Annotated[bool, typer.Option("--run", help="Start the agent with it.")] = False,
 ) -> Result:
-    """Write a session of an agent from the log, so that it continues a conversation that any agent began.
+    """Write an agent session from the log, so that the agent continues a conversation that any agent began.
 
     CONVERSATION@N continues after entry #N, with what the context was then: messages that a later compaction covers are
     in it. Nothing that exists is overwritten, and what the agent cannot take is listed.

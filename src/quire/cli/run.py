@@ -33,16 +33,19 @@ def command(
         ),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Print where each model name goes, with which credential; run nothing.")
+        bool,
+        typer.Option(
+            "--explain", help="Print where each model name goes, with which credential, without starting the program."
+        ),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing of Quire's own except errors.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing from Quire except errors.")] = False,
     overrides: SetOptions = None,
 ) -> None:
     """Run an agent with Quire between it and its model: every conversation is recorded.
 
-    Uses the user's running server (`quire service`, `quire serve`) whatever its settings, else starts one for the
-    duration of the run. The program gets the address and an API key by environment variables and options; none of its
-    files is changed. The exit code is the program's.
+    Uses your running server (`quire service`, `quire serve`), whatever its settings. If none runs, one is started for
+    the duration of the run. The program gets the address and an API key by environment variables and options. Its own
+    files stay untouched. The exit code is the program's.
     """
     # `quire.cli.main` has tried `run_client` already. Here the user sees what it cannot say.
     from quire.cli.agent_programs import AGENT_PROGRAMS, OTHER_PROGRAM, choose_upstreams, format_routes, list_routes

@@ -1,7 +1,7 @@
 """What the user's server does for commands of that user: it hosts the runs of `quire run`, each with its own settings.
 
 A run sends its folder and environment over the socket of `quire.cli.service_client`. The server loads the settings that
-apply there, and serves the run under a path of its own: with its own application where it has other settings than the
+apply there, and serves the run under a separate path: with a separate application where it has other settings than the
 server, so that every run finds the server whatever its settings. The run ends when it says so, or with its connection.
 """
 

@@ -56,7 +56,7 @@ async def command(
 
 
 async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = False) -> "ScanReportSchema":
-    """Imports what is new and returns the findings; prints those of the newest sessions while the others are read."""
+    """Imports what is new and returns the findings. Prints the newest sessions' findings while others are read."""
     from quire.cli.engine_setup import load_cli_settings, open_engine_from_settings, resolve_database_url
     from quire.engine.file_import import ImportOptions
     from quire.engine.source_scan import (

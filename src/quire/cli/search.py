@@ -52,7 +52,7 @@ async def command(
         list[str] | None,
         typer.Argument(
             metavar="CONVERSATION...",
-            help="Ids, beginnings of them, or titles; default: all conversations.",
+            help="IDs, their first characters, or titles. Default: all conversations.",
             autocompletion=complete_conversation_ids,
         ),
     ] = None,
@@ -63,7 +63,7 @@ async def command(
         Literal["user", "assistant", "tool"] | None, typer.Option(help="Only messages of this role.")
     ] = None,
     person: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only messages of the speaker of this name.")
+        str | None, typer.Option(metavar="NAME", help="Only messages of the speaker with this name.")
     ] = None,
     since: Annotated[
         int | None,

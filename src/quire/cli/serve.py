@@ -32,14 +32,14 @@ class LogFormat(StrEnum):
 def command(
     *,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="The port to listen on; 0 for a free port.")] = 8300,
-    workers: Annotated[int, typer.Option(min=1, help="Server processes; more than one needs PostgreSQL.")] = 1,
-    open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="The port to listen on, or 0 for a free one.")] = 8300,
+    workers: Annotated[int, typer.Option(min=1, help="Server processes. More than one needs PostgreSQL.")] = 1,
+    open_: Annotated[bool, typer.Option("--open", help="Open the web interface in the browser.")] = False,
     keys: Annotated[
         bool | None,
         typer.Option(
             "--keys/--no-keys",
-            help="Require API keys (`quire key create`); default: only if other machines can connect.",
+            help="Require API keys (`quire key create`). Default: only if other machines can connect.",
             show_default=False,
         ),
     ] = None,
@@ -48,7 +48,7 @@ def command(
     ] = 20.0,
     log_format: Annotated[
         LogFormat | None,
-        typer.Option(help="Log format; default: text on a terminal, else json.", show_default=False),
+        typer.Option(help="Log format. Default: text on a terminal, otherwise json.", show_default=False),
     ] = None,
     agent: AgentOption = None,
     vault: VaultOption = None,
@@ -57,7 +57,7 @@ def command(
     """Serve the web interface, the API under /api, and the gateway for OpenAI clients under /v1.
 
     On loopback, the printed address contains a token that grants full access. Where other machines can connect, every
-    request needs an API key. SIGTERM or Ctrl-C shuts down gracefully; a second one stops at once.
+    request needs an API key. SIGTERM or Ctrl-C shuts down gracefully. A second one stops at once.
     """
     check_server_extra("Serving")
     from quire.cli.chat.runtime import build_overrides
@@ -97,11 +97,11 @@ def command(
     if running is not None and running["database"] == options.database_digest:
         if open_:
             webbrowser.open(running["page"])
-            print_note(f"Opened the page of the server that runs at {running['url']}.")
+            print_note(f"Opened the web interface of the server that runs at {running['url']}.")
             return
         if running["port"] == port:
             raise InvalidConfiguration(
-                f"Quire runs at {running['url']} already; open its page with `quire serve --open`."
+                f"Quire runs at {running['url']} already. Open its web interface with `quire serve --open`."
             )
     # Before the address is printed: an unusable database is reported here, once, and not by every process.
     run_async(wait_for_database(options.database_url, report=report_wait))

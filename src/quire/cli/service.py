@@ -41,13 +41,14 @@ PASSED_VARIABLES = ("QUIRE_CONFIG", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
 
 def command(
     action: Annotated[
-        Literal["install", "status", "uninstall"], typer.Argument(help="Install and start it, ask it, or remove it.")
+        Literal["install", "status", "uninstall"],
+        typer.Argument(help="Install and start the service, show its state, or remove it."),
     ],
 ) -> None:
-    """Keep one server running for every `quire run`, the page, and the status line.
+    """Keep one server running for every `quire run`, the web interface and the status line.
 
-    `install` writes a systemd user unit, a launchd agent or a scheduled task that runs `quire serve`, and starts it;
-    again after an upgrade, it restarts the new version. `status` exits with 1 if no server answers.
+    `install` writes a systemd user unit, a launchd agent or a scheduled task that runs `quire serve`, and starts it.
+    Run it again after an upgrade to restart the new version. `status` exits with 1 if no server answers.
     """
     if action == "status":
         print_status()

@@ -58,7 +58,7 @@ async def command(
         str | None,
         typer.Argument(
             metavar="CONVERSATION",
-            help="The conversation's id or its beginning, its title, or an agent's session id; default: all.",
+            help="A conversation ID or its first characters, a title, or an agent's session ID. Default: all.",
             show_default=False,
             autocompletion=complete_conversation_ids,
         ),
@@ -74,11 +74,11 @@ async def command(
         typer.Option(
             metavar="TIME",
             parser=parse_since,
-            help="From this date, time or age (7d) on, in whole days of UTC; default: 30d.",
+            help="Only calls since this date, time or age (7d), in whole UTC days. Default: 30d.",
             show_default=False,
         ),
     ] = None,
-    today: Annotated[bool, typer.Option("--today", help="From today on, the day of UTC.")] = False,
+    today: Annotated[bool, typer.Option("--today", help="Only calls of today, a UTC day.")] = False,
     limit: Limit = 5,
     recount: Annotated[
         bool, typer.Option("--recount", help="Compare the roll-up with the whole log first, and correct it.")

@@ -27,7 +27,7 @@ Action = Literal["add", "list", "revoke"]
 
 def command(
     action: Annotated[Action, typer.Argument(help="Trust a folder, list the decisions, or forget one.")] = "add",
-    folder: Annotated[Path | None, typer.Argument(help="The folder; default: this one.", show_default=False)] = None,
+    folder: Annotated[Path | None, typer.Argument(help="The folder. Default: this one.", show_default=False)] = None,
 ) -> Result:
     """Trust the settings file of this folder, which may then choose programs, hosts and databases.
 

@@ -94,7 +94,7 @@ class Notifications:
 
     def subscribe(self, listener: NotificationListener) -> Callable[[], None]:
         """Calls `listener` with the notifications of other processes, and with changes by this one; returns a function
-        that unsubscribes. The first call starts to listen, with one connection of its own."""
+        that unsubscribes. The first call starts to listen, with a separate connection."""
         self._listeners.append(listener)
         if self._transport is not None and not self._is_started:
             self._is_started = True
@@ -164,7 +164,7 @@ MAX_RECONNECT_SECONDS = 10.0
 
 
 def build_notify_sql(payloads: Sequence[str]) -> str:
-    """The statement that sends these payloads, in a transaction of its own.
+    """The statement that sends these payloads, in a separate transaction.
 
     It writes nothing else, and need not be on disk: otherwise it would hold NOTIFY's global lock that long.
     """

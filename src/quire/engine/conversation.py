@@ -418,7 +418,7 @@ class Conversation:
         return diff_manifests(await self.manifest(reply_seq), await self.manifest(other_seq))
 
     async def cache_breaks(self, reply_seq: int | None = None) -> "CacheReport":
-        """Where the provider's prompt cache broke and why: in the newest requests, or in that of one reply."""
+        """Where the provider's prompt cache broke and why: in the newest requests, or in the request of one reply."""
         from quire.ledger.cache_history import load_cache_report
 
         return await load_cache_report(

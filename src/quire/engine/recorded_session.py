@@ -88,9 +88,9 @@ class RecordedSession:
         return sum(1 for reply in replies if self._digest_words(reply) in self._messages)
 
     def select_new(self, items: Sequence[ImportItem], positions: dict[str, Position]) -> tuple[list[ImportItem], int]:
-        """Those of the transcript's next items that are not recorded, and the number of those that are.
+        """The transcript's next items that are not recorded, and the number of recorded ones.
 
-        `positions` has the place of each item that is in the log, and gets those of recorded ones.
+        `positions` has the place of each item that is in the log. Recorded items are added to it.
         """
         new: list[ImportItem] = []
         recorded_count = 0

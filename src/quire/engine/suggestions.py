@@ -84,7 +84,7 @@ def _list_missing_items(manifest: Manifest, question: str) -> Iterator[ContextSu
 
 
 def _names(text: str, name: str) -> bool:
-    """Whether a text has the name as words of its own."""
+    """Whether a text has the name as separate words."""
     words, named = (_NON_WORD.sub(" ", f" {each} ").casefold() for each in (text[:MAX_MESSAGE_CHARS], name))
     return len(name) >= MIN_NAME_CHARS and named in words
 

@@ -1,6 +1,6 @@
 """Notices waste while the messages of a session are read: one pass, bounded memory, no database.
 
-Prices are those of the model's list: tokens that entered the context window again count as fresh input, and tokens that
+Prices come from the model's list: tokens that entered the context window again count as fresh input, and tokens that
 later requests carried count as cache reads. Thresholds are high, so that a session without waste has no observation.
 """
 

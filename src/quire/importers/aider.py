@@ -50,7 +50,7 @@ class AiderSource(StoredSource):
     not_stored = ("sub-agents", "tool calls", "tool results", "times")
 
     def list_places(self, env: Mapping[str, str]) -> Iterable[Path]:
-        """The history of the current folder, and those of repositories in the home folder."""
+        """The histories of the current folder and of repositories in the home folder."""
         yield from (Path(own) for name in ("AIDER_CHAT_HISTORY_FILE",) if (own := env.get(name)))
         yield Path(env.get("PWD") or os.curdir) / _FILE_NAME
         yield find_home(env) / _FILE_NAME

@@ -156,7 +156,7 @@ class StoredSource(ABC):
 
     @abstractmethod
     def read_file(self, path: Path, since: int | None) -> Iterator[SourceConversation | SourceError]:
-        """Conversations of a file. With `since`, those of a database that were last changed before may be skipped."""
+        """Conversations of a file. With `since`, a database's conversations that last changed before may be skipped."""
 
     def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
         return [path for path in dict.fromkeys(self.list_places(env)) if path.exists()]

@@ -1,6 +1,6 @@
 """Reads the sessions of GitHub Copilot CLI: one file of events each.
 
-Events of a sub-agent name it by `agentId`. The usage of a request is an event of its own, with the id of the call.
+Events of a sub-agent name it by `agentId`. The usage of a request is a separate event, with the id of the call.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

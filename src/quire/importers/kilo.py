@@ -1,5 +1,5 @@
-"""Reads what Kilo Code stores: the database of its command line, whose tables are those of opencode, and the tasks of
-its extension before version 7, whose files are those of Roo Code.
+"""Reads what Kilo Code stores: the database of its command line, which has opencode's tables, and the tasks of its
+extension before version 7, which are files like Roo Code's.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

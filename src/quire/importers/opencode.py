@@ -118,7 +118,7 @@ class OpenCodeSource(StoredSource):
                 )
                 messages = messages[:1]
             requested = next((part for part in parts if part.get("type") == "compaction"), dict[str, Any]())
-            # The cost of a message of Kilo includes its sub-agents; that of a step does not.
+            # The cost of a message of Kilo includes its sub-agents. The cost of a step does not.
             steps = [read_cost(part.get("cost")) or 0 for part in parts if part.get("type") == "step-finish"]
             tokens = get_object(data, "tokens")
             cache = get_object(tokens, "cache")

@@ -157,8 +157,8 @@ class EndpointEmbedder:
 async def connect_endpoint_embedder(
     url: str, model: str, api_key: str | None = None, **options: Any
 ) -> EndpointEmbedder:
-    """Makes an embedder for this endpoint, with the dimensions found by one request. `options` are those of
-    `EndpointEmbedder`."""
+    """Makes an embedder for this endpoint, with the dimensions found by one request. `EndpointEmbedder` takes the
+    `options`."""
     dimensions = await EndpointEmbedder(url, model, api_key, dimensions=0, **options).fetch_dimensions()
     return EndpointEmbedder(url, model, api_key, dimensions=dimensions, **options)
 

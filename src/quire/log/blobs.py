@@ -73,7 +73,7 @@ def record_blob_uses(connection: Connection, tenant: str, entry: Entry, digests:
 
 
 def select_stored(connection: Connection, tenant: str, digests: Iterable[str]) -> set[str]:
-    """Those of these digests whose blobs are stored."""
+    """The digests whose blobs are stored."""
     candidates = [bytes.fromhex(digest) for digest in set(digests)]
     query = select(blobs.c.digest).where(blobs.c.tenant == tenant, blobs.c.digest.in_(candidates))
     return {digest.hex() for digest in connection.execute(query).scalars()}

@@ -200,9 +200,9 @@ class RecordedRequest(NamedTuple):
 
 
 def choose_branch_used_last(branches: Sequence[Branch]) -> Branch:
-    """The branch of a conversation that was appended to last: an agent may go on in a branch of its own.
+    """The branch of a conversation that was appended to last: an agent may go on in a separate branch.
 
-    A fork that has no entries of its own was never used.
+    A fork without entries was never used.
     """
     used = [each for each in branches if each.number == MAIN_BRANCH or each.head_seq > each.fork_seq]
     return max(used, key=lambda each: (each.updated_at, each.number))

@@ -338,7 +338,7 @@ async def explain_request(access: HistoryAccess, conversation: str, reply: int |
         newest = await store.list_manifests(conversation, branch=branch, limit=1)
         if not newest:
             raise RequestNotFound(
-                f"No request of {conversation!r} is on record: its messages were imported or appended. "
+                f"No request of {conversation!r} is recorded: its messages were imported or appended. "
                 "Read them with history_read."
             )
         reply, manifest = newest[0]

@@ -73,7 +73,7 @@ class AgentTool(FrozenModel):
 
 
 class ToolOverride(FrozenModel):
-    """Settings of one tool that override those of its server."""
+    """Settings of one tool that override its server's."""
 
     include: IncludeMode | None = None
     enabled: bool = True
@@ -153,7 +153,7 @@ class Agent(FrozenModel):
         return next((server for server in self.servers if server.name == name), None)
 
     def with_tools(self, *tools: AgentTool) -> "Agent":
-        """A copy of the agent with these tools instead of its own."""
+        """A copy of the agent in which these tools replace its tools."""
         return self.model_copy(update={"tools": tools})
 
     def include_mode_of(self, tool: AgentTool) -> IncludeMode:

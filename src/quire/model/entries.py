@@ -25,7 +25,7 @@ def compute_content_digest(*, metadata: str, body: str) -> bytes:
 
 
 def chain_digest(previous: bytes, content_digest: bytes) -> bytes:
-    """Digest of an entry: SHA-256 of the previous entry's digest and of its own content digest."""
+    """Digest of an entry: SHA-256 of the previous entry's digest and of this entry's content digest."""
     return sha256(previous + content_digest).digest()
 
 
@@ -86,7 +86,7 @@ class Entry(NamedTuple):
     def body(self) -> Body:
         """The decoded body; raises `IntegrityViolation` if it is not what was recorded.
 
-        That of a purged entry has no content, whatever its row holds: no digest covers it.
+        The body of a purged entry has no content, whatever its row holds: no digest covers it.
         """
         self._check_content()
         body = parse_body(self.kind, self.raw)

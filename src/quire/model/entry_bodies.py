@@ -86,14 +86,14 @@ class Compaction(FrozenModel):
     savings_per_request: float | None = None
     """Estimated savings per later request, in dollars."""
     usage: Usage | None = None
-    """Tokens used to write the summary, with those of failed attempts."""
+    """Tokens used to write the summary, including failed attempts."""
     cost_usd: float | None = None
     """Cost of the summary in US dollars, as it was charged; None if no model was called, or for an imported one."""
     cost_incomplete: bool | None = None
     """`cost_usd` is a lower bound: a price is not known."""
 
     def summarizes(self, seq: int) -> bool:
-        """Whether the message with this number is part of the summary, or has a summary of its own here."""
+        """Whether the message with this number is part of the summary, or has a separate summary here."""
         if self.covers is not None and seq in self.covers:
             return True
         return any(each.message == seq and each.summary is not None for each in self.truncations or ())

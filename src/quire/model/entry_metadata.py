@@ -58,7 +58,7 @@ class TurnTotals(FrozenModel):
     steps: int
     """Number of model calls."""
     usage: Usage
-    """Sum over all model calls, without those of summaries."""
+    """Sum over all model calls except summaries."""
     cost_usd: float
     """Cost of the model calls and of the summaries, in US dollars."""
     compactions: tuple[int, ...] | None = None

@@ -1,4 +1,4 @@
-"""Events of a turn for user interfaces, in order. `quire.model.context_events` has those of a branch's context."""
+"""Events of a turn for user interfaces, in order. `quire.model.context_events` has the events of a branch's context."""
 
 from dataclasses import dataclass
 from typing import Literal

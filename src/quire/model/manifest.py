@@ -178,7 +178,7 @@ class Manifest(FrozenModel):
     """Number of messages in the stable prefix, which the next request repeats."""
     digest: str
     forwarded: ForwardedRequest | None = None
-    """Set for requests through the gateway, and for those of an adapter that name what has no place in the log."""
+    """Set for requests through the gateway, and for an adapter's requests that name what has no place in the log."""
 
     @property
     def included(self) -> tuple[Decision, ...]:

@@ -20,7 +20,7 @@ MAX_MODEL_NAME_CHARS = 200
 
 
 SHARE_PRESETS: Mapping[str, Mapping[ShareName, float]] = {
-    # A fifth for memory, 75 % for messages by their priority, and 5 % that nothing uses. The other slots are those of
+    # A fifth for memory, 75 % for messages by their priority, and 5 % that nothing uses. The other slots are as in
     # the hybrid strategy.
     "classes": {
         "system": 0.10, "tools": 0.30, "references": 0.20, "recall": 0.20,

@@ -1,4 +1,4 @@
-"""Compactions that a client makes of its own list, recognized from the list alone.
+"""Compactions by a client, recognized from its list of messages alone.
 
 An agent has the model summarize its list, and then begins a new list with that summary. So a list whose start is not
 stored, and in which a message contains the text of a reply that the log has from this session, continues the
@@ -81,7 +81,7 @@ def find_summary(messages: Sequence[ClientMessage], replies: Iterable[SummaryRep
     """The first message that contains one of the replies; the newest reply first.
 
     Agents put the summary into a message of the user. Where it is a reply again, behind the first message, it was
-    written in a call of its own, apart from the conversation.
+    written in a separate call, apart from the conversation.
     """
     sealed = {
         content: index for index, each in enumerate(messages) if (content := read_sealed(each.message)) is not None
@@ -133,7 +133,7 @@ async def locate_covered(store: SqlStore, found: SummaryReply, origin: Conversat
     """The branch that the list continues, and the last of its entries that the summary replaces.
 
     The request for the summary is on a fork, if the client left out its newest messages; at the head of the branch
-    itself, if it did not; or in a conversation of its own.
+    itself, if it did not; or in a separate conversation.
     """
     branch, question = found.branch, found.question
     if found.record.origin is not None and found.record.origin.purpose is None and question is not None:

@@ -193,7 +193,7 @@ def _strip_thinking(
 def splice_items(raw: bytes, position: int, items: EditedList, *, start: int = 0) -> tuple[bytes, int]:
     """The items of a list from `start` on as they are sent, and the position of the list's end in `raw`.
 
-    `position` is that of the first of these items, or of the comma before it. All that is not edited has the client's
+    `position` is where the first of these items begins, or the comma before it. All that is not edited has the client's
     bytes.
     """
     text = raw.decode("latin-1")

@@ -175,8 +175,8 @@ def _make_usage(last: Usage, total: int, read: int, *, is_written: bool) -> Usag
 
 
 async def load_effect(conversation: Conversation) -> EditEffect | None:
-    """What the waiting edits will do; None if none waits, or the conversation is not that of an agent with its own
-    list, where an edit takes effect with the next request."""
+    """What the waiting edits will do; None if none waits, or the conversation does not belong to an agent with its
+    own list, where an edit takes effect with the next request."""
     store, branch_number = conversation.engine.store, conversation.branch
     state = (await store.get_branch(conversation.id, branch_number)).state
     if not (state.epoch or state.drops or state.pins or state.compaction_count):

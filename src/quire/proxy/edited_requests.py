@@ -346,7 +346,7 @@ async def measure_restorable_tokens(
 ) -> int:
     """Tokens of covered messages that may come back in addition to a list of this number of tokens.
 
-    The client compacts by the tokens that its provider reports: those of the newest list before the compaction were too
+    The client compacts by the tokens that its provider reports: the newest list before the compaction had too
     many, unless the user had it compact. Both lists are compared as Quire counts their messages. `place` is the
     conversation, branch and number of the compaction.
     """

@@ -67,7 +67,7 @@ class Envelope:
 
     @lazy_property
     def agent(self) -> Agent:
-        """The base agent with these instructions after its own, and with these tools instead of its own."""
+        """The base agent with these instructions after its own, and with these tools in place of its tools."""
         return self.base_agent.model_copy(
             update={
                 "instructions": "\n\n".join(filter(None, (self.base_agent.instructions, self.system))),

@@ -188,7 +188,7 @@ def adapt_engine(
 async def build_request(engine: Engine, position: HistoryMatch, envelope: Envelope) -> FrameworkRequest:
     """Builds the request that continues a branch, with the framework's instructions and tools.
 
-    The engine is one of `adapt_engine`. Rules and memories of its own agent stay.
+    The engine is one of `adapt_engine`. Rules and memories of the engine's agent stay.
     """
     if engine.config.runs_turns and engine.settings.context_tools:
         envelope = replace(envelope, tools=(*envelope.tools, *(tool.to_definition() for tool in HISTORY_TOOLS)))

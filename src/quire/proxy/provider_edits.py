@@ -2,8 +2,8 @@
 replaced.
 
 The reply reports how much was cleared, not what. Anthropic documents the order: tool results from the oldest on, except
-those of `exclude_tools`; thinking from the oldest turn on. A compaction replaces all messages before its block. So the
-messages can be named, and only the text in their place on the provider's side is unknown.
+results of `exclude_tools`; thinking from the oldest turn on. A compaction replaces all messages before its block. So
+the messages can be named, and only the text in their place on the provider's side is unknown.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,7 +72,7 @@ def _list_left_out(
     messages: Sequence[Message], edits: Sequence[ProviderEdit], body: Mapping[str, Any]
 ) -> Iterator[tuple[int, str | None]]:
     """Indexes of the messages of which something was cleared, and what, if it was not all of it. A tool result is a
-    message of its own."""
+    separate message."""
     requested = filter_objects(get_object(body, "context_management").get("edits"))
     excluded = {str(name) for each in requested for name in each.get("exclude_tools") or ()}
     names = {part.id: part.name for each in messages for part in each.parts if isinstance(part, ToolCallPart)}

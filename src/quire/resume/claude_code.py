@@ -64,7 +64,7 @@ def build_session(history: AdaptedHistory, place: SessionPlace) -> NativeSession
 def name_project_folder(folder: str) -> str:
     """The name that Claude Code gives to a project: all but letters and digits replaced, by UTF-16 code units.
 
-    Of a long name it compares the beginning, and appends a hash of its own.
+    For a long name, it compares the beginning and appends a hash.
     """
     units = unicodedata.normalize("NFC", folder).encode("utf-16-le", "surrogatepass")
     characters = (chr(int.from_bytes(units[index : index + 2], "little")) for index in range(0, len(units), 2))

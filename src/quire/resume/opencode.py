@@ -1,4 +1,4 @@
-"""Writes sessions of opencode in the form of its own export, which `opencode import` adds to its database.
+"""Writes sessions of opencode in opencode's export format, which `opencode import` adds to its database.
 
 opencode 1.18 compares ids: they begin with the time and must ascend, before what the user says next. Its import
 replaces the folder by the one that it runs in, and never changes a session that exists.
@@ -38,7 +38,7 @@ MAX_CONFIG_CHARS = 1_000_000
 
 def build_session(history: AdaptedHistory, place: SessionPlace) -> NativeSession:
     folder, (provider, model) = str(place.folder), _find_model(place)
-    # Ids by the time of writing: those of a long log would repeat after two years, as the time in them does.
+    # Ids by the time of writing: ids by the times of a long log would repeat after two years, as the time in them does.
     ids = _IdSequence(now() // 1_000 - len(history.messages) - 1)
     session = ids.make("ses", descending=True)
     results = {each.call_id: each for _, message, _ in history.messages for each in message.tool_results}

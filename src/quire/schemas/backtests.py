@@ -70,7 +70,7 @@ class VariantSchema(JsonModel):
     )
     needed: int = Field(description="Messages that replies cited, quoted or read, in all conversations.")
     recorded_requests: int = Field(description="Requests of which the log has a manifest.")
-    matching_requests: int = Field(description="Those of them that the simulation repeats byte for byte.")
+    matching_requests: int = Field(description="Recorded requests that the simulation repeats byte for byte.")
     failed_requests: int
     first_error: str | None
     by_turn: list[SeriesPointSchema]

@@ -38,8 +38,8 @@ class _EntryBase(JsonModel):
     usage: Usage | None = Field(description="Usage that the provider reported for this reply.")
     incomplete: bool = Field(description="The reply was cut off before its end.")
     turn: TurnTotals | None = Field(
-        description="Steps, usage, cost and compactions of the whole turn, if this reply ends it. Its `references` are "
-        "then those of all steps."
+        description="Steps, usage, cost and compactions of the whole turn, if this reply ends it. Its `references` "
+        "then cover all steps."
     )
     purged: bool = Field(description="The content was erased permanently.")
 

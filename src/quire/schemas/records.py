@@ -246,7 +246,7 @@ class KeySchema(JsonModel):
     )
     spent_usd: float = Field(description="Cost of all calls with the key so far, in US dollars.")
     models: list[str] | None = Field(
-        description="Names or patterns of the models that the key may call; null for all models."
+        description="Names or patterns of the models that the key may call. null for all models."
     )
     created_at: int
     expires_at: int | None

@@ -205,7 +205,7 @@ class MessageCatalog:
                 similarity = np.clip(cosines, 0, 1).astype(np.float64)
                 is_hit = (some_scores > 0) | (similarity >= MIN_SIMILARITY)
                 mean = (word_weight * some_scores + (1 - word_weight) * similarity) * is_hit
-                # A vector is that of the message's head, and says nothing about a passage further down.
+                # A vector describes the message's head, and says nothing about a passage further down.
                 some_scores = np.where(is_past_head[some], np.maximum(mean, some_scores), mean)
             some_scores = np.round(some_scores, _SCORE_DIGITS)
             matching = (some_scores > 0) & (some_scores >= floor)

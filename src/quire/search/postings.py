@@ -51,8 +51,8 @@ class RankedPassage(NamedTuple):
 def build_postings(numbered: Iterable[tuple[int, Sequence[Mapping[str, int]]]]) -> dict[IndexRowKey, bytes]:
     """Postings to append to each row, for texts with these numbers.
 
-    A text has the term counts of all of it, as passage 0, and if it is long those of each passage, numbered from 1 to
-    at most 255.
+    A text has the term counts of all of it, as passage 0. A long text also has the counts of each passage, numbered
+    from 1 to at most 255.
     """
     blocks: defaultdict[int, defaultdict[str, bytearray]] = defaultdict(lambda: defaultdict(bytearray))
     for number, passages in numbered:

@@ -36,7 +36,7 @@ def create_app(
     """
     app = FastAPI(
         title="Quire",
-        summary="Every message recorded, every request within budget, every decision on record.",
+        summary="Every message recorded, every request within budget, every decision recorded.",
         version="1",
         docs_url=None,
         redoc_url=None,

@@ -43,11 +43,15 @@ ChatEngine = Annotated[Engine, Depends(require_engine("chat"))]
 AdminEngine = Annotated[Engine, Depends(require_engine("admin"))]
 StateDep = Annotated[ServerState, Depends(get_server_state)]
 ConversationId = Annotated[str, Path(min_length=1, max_length=200, description="ID of the conversation.")]
-BranchQuery = Annotated[int, Query(ge=0, le=2**31 - 1, description="Number of the branch; 0 is the main branch.")]
+BranchQuery = Annotated[int, Query(ge=0, le=2**31 - 1, description="Branch number. 0 is the main branch.")]
 EntrySeq = Annotated[int, Path(ge=1, le=2**62, description="Sequence number of the entry on its branch.")]
 ModelQuery = Annotated[
     str | None,
-    Query(min_length=1, max_length=MAX_MODEL_NAME_CHARS, description="Name of the model; by default of the settings."),
+    Query(
+        min_length=1,
+        max_length=MAX_MODEL_NAME_CHARS,
+        description="Name of the model. Default: the model in the settings.",
+    ),
 ]
 PageLimit = Annotated[int, Query(ge=1, le=500, description="Maximum number of items on the page.")]
 PageCursor = Annotated[str | None, Query(max_length=1_000, description="`next_cursor` of the previous page.")]
@@ -57,7 +61,7 @@ AfterSeq = Annotated[
         ge=0,
         le=2**62,
         description="Idempotency key: the last entry known to the client, 0 for none. The messages are recorded once, "
-        "right after that entry, so that the request can be retried; 409 if other entries follow it.",
+        "right after that entry, so that the request can be retried. 409 if other entries follow it.",
     ),
 ]
 

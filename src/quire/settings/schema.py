@@ -56,25 +56,27 @@ class Upstream(FrozenModel):
 
     base_url: str = Field(description="Base URL of its API, such as https://…/v1.")
     model: str | None = Field(
-        default=None, description="Name of the model at the upstream; else the name that the client sent."
+        default=None, description="Name of the model at the upstream. Default: the name that the client sent."
     )
     speaks: tuple[WireFormatName, ...] = Field(
         default=("chat",),
         min_length=1,
-        description="Its wire formats: chat, messages, responses; a request in another format is translated.",
+        description="Its wire formats: chat, messages, responses. Requests in other formats are translated.",
     )
     credentials: Literal["operator", "client"] = Field(
         default="operator",
         description="Whose credentials it gets: the operator's `api_key_env`, or the client's own, unchanged.",
     )
-    api_key_env: str | None = Field(default=None, description="Environment variable with its API key; else none.")
+    api_key_env: str | None = Field(default=None, description="Environment variable with its API key.")
     overflow: Literal["fit", "refuse"] | None = Field(
         default=None,
-        description="A request above the context window is fitted or refused; else refused only if it is passed "
-        "through as messages or responses.",
+        description="Whether a request above the context window is fitted or refused. Default: refused only if it is "
+        "passed through as messages or responses.",
     )
     reserved_response_tokens: int | None = Field(
-        default=None, ge=0, description="Upper limit on the tokens reserved for a reply; else a quarter of the window."
+        default=None,
+        ge=0,
+        description="Upper limit on the tokens reserved for a reply. Default: a quarter of the window.",
     )
 
     @model_validator(mode="after")
@@ -98,16 +100,16 @@ class TenantQuota(FrozenModel):
 
 
 class Settings(FrozenModel):
-    """All settings. The field names are the TOML keys; the environment variables have the prefix `QUIRE_`."""
+    """All settings. The field names are the TOML keys. Environment variables have the prefix `QUIRE_`."""
 
     database_url: str | None = Field(
         default=None,
-        description="Database of the log: sqlite:///path or postgresql://…; else a file in your data directory.",
+        description="Database of the log: sqlite:///path or postgresql://… Default: a file in your data directory.",
     )
     listen_database_url: str | None = Field(
         default=None,
-        description="PostgreSQL past a pooler in transaction mode: where a server listens for changes by others; else "
-        "`database_url`.",
+        description="Direct PostgreSQL URL on which a server listens for changes, if `database_url` is a pooler in "
+        "transaction mode. Default: `database_url`.",
     )
     base_url: str | None = Field(
         default=None, description="Base URL of an OpenAI-compatible server, such as http://127.0.0.1:11434/v1."
@@ -116,8 +118,8 @@ class Settings(FrozenModel):
     vault: str | None = Field(default=None, description="Folder in which [[links]] and @paths are resolved.")
     summarizer: str | None = Field(
         default=None,
-        description="Model that writes summaries; else the model that answers. `extract`: lines of the messages, "
-        "without a model.",
+        description="Model that writes summaries. `extract` takes lines of the messages, without a model. Default: the "
+        "model that answers.",
     )
     summary_prompt: str | None = Field(
         default=None,
@@ -132,10 +134,11 @@ class Settings(FrozenModel):
     embeddings_model: str | None = Field(default=None, description="Embedding model of that server.")
     model: str = Field(default="gpt-4o", description="Model that answers.")
     wire_format: WireFormatName | None = Field(
-        default=None, description="Wire format of every model; else from `models`, else inferred from its name."
+        default=None, description="Wire format of every model. Default: from `models`, or inferred from the name."
     )
     tokenizer: str | None = Field(
-        default=None, description="Vocabulary, or the path of a tokenizer.json; else inferred from the model's name."
+        default=None,
+        description="Vocabulary, or the path of a tokenizer.json. Default: inferred from the model's name.",
     )
     strategy: str = Field(
         default="hybrid", description="Compaction strategy: discard, summarize, hybrid, or one that you register."
@@ -143,8 +146,8 @@ class Settings(FrozenModel):
     context_limit: int | None = Field(
         default=None,
         gt=0,
-        description="Upper limit on the context window of every model, prompt and reply; the window itself, if no "
-        "table lists the model.",
+        description="Upper limit on the context window of every model, prompt and reply together. If no table lists "
+        "the model, it is the window.",
     )
     reserved_response_tokens: int = Field(
         default=512, ge=0, description="Tokens of the context window reserved for the reply."
@@ -174,21 +177,21 @@ class Settings(FrozenModel):
     max_spend: float | None = Field(
         default=None,
         gt=0,
-        description="Maximum cost of a conversation in US dollars, including summaries; refuses unpriced models.",
+        description="Maximum cost of a conversation in US dollars, including summaries. Refuses unpriced models.",
     )
     daily_budget: float | None = Field(
         default=None,
         gt=0,
-        description="US dollars for all calls of a day (UTC), imported ones too; the status line warns from 80 % on.",
+        description="US dollars for all calls of a UTC day, including imported ones. The status line warns at 80 %.",
     )
     daily_budget_stops: bool = Field(
         default=False, description="Whether calls through Quire are refused once the daily budget is spent."
     )
     input_price: float | None = Field(
-        default=None, ge=0, description="US dollars per million input tokens; else from the table of models."
+        default=None, ge=0, description="US dollars per million input tokens. Default: from the table of models."
     )
     output_price: float | None = Field(
-        default=None, ge=0, description="US dollars per million output tokens; else from the table of models."
+        default=None, ge=0, description="US dollars per million output tokens. Default: from the table of models."
     )
     context_management_enabled: bool = Field(default=True, description="If false, nothing is compacted.")
     memory_integration: bool = Field(
@@ -198,24 +201,24 @@ class Settings(FrozenModel):
         default=0.2,
         ge=0,
         le=1,
-        description="Where linked documents do not all fit, each is included in full up to this share of the remaining "
-        "tokens; a file that a message imports with @path up to one half, if that is more. 0 includes none.",
+        description="If linked documents do not all fit, each is included in full up to this share of the remaining "
+        "tokens. A file that a message imports with @path may use up to one half. 0 includes none.",
     )
     remember_documents_after: int | None = Field(
         default=None,
         gt=0,
-        description="Messages of a conversation that refer to one document, after which the agent remembers it; else "
-        "never.",
+        description="Number of messages of one conversation that refer to a document before the agent remembers it. "
+        "Default: never.",
     )
     selection_top_k: int = Field(default=8, ge=0, description="Maximum agent-mode items that one message may include.")
     selection_min_score: float = Field(default=0.35, ge=0, le=1, description="Minimum score of an agent-mode item.")
     context_tools: bool | None = Field(
         default=None,
         description="Offer the model tools that search the history and read documents: true in every request, false in "
-        "none; else once something is listed or archived.",
+        "none. Default: once something is listed or archived.",
     )
     recall_tokens: int | None = Field(
-        default=2_000, ge=0, description="Maximum tokens of recalled messages in a request; 0 disables recall."
+        default=2_000, ge=0, description="Maximum tokens of recalled messages in a request. 0 disables recall."
     )
     max_steps: int = Field(
         default=50, gt=0, description="Maximum model calls in one turn, with tool calls between them."
@@ -226,16 +229,16 @@ class Settings(FrozenModel):
     tool_timeout: float = Field(default=120.0, gt=0, description="Timeout of one tool call, in seconds.")
     models: dict[str, ModelEntry] = Field(
         default_factory=dict[str, ModelEntry],
-        description="What is known about models, by name or pattern such as claude-*; else from genai-prices.",
+        description="What is known about models, by name or pattern such as claude-*. Default: from genai-prices.",
     )
     upstreams: dict[str, Upstream] = Field(
         default_factory=dict[str, Upstream],
-        description="Upstreams of the gateway by model name or pattern such as gpt-*; else base_url.",
+        description="Upstreams of the gateway by model name or pattern such as gpt-*. Default: `base_url`.",
     )
     session_headers: dict[str, str] = Field(
         default_factory=DEFAULT_SESSION_HEADERS.copy,
-        description="Headers with the ID of a client's session, and the client's name; in addition to these. An empty "
-        "name turns a header off.",
+        description="Headers in which clients send their session ID, with the client's name, added to the built-in "
+        "ones. An empty name turns a header off.",
     )
     pass_other_paths: bool = Field(
         default=False,
@@ -263,7 +266,7 @@ class Settings(FrozenModel):
     )
     trusted_tenants: tuple[str, ...] = Field(
         default=(),
-        description="Tenants whose API keys use the server's vault, agent and MCP servers; others have none of these.",
+        description="Tenants whose API keys use the server's vault, agent and MCP servers. Others have none of these.",
     )
     mask_secrets: bool = Field(
         default=True,
@@ -271,7 +274,7 @@ class Settings(FrozenModel):
     )
     mcp_hosts: tuple[str, ...] = Field(
         default=(),
-        description="Host names under which the server serves /mcp, such as quire.example.org; always localhost.",
+        description="Host names under which the server serves /mcp, such as quire.example.org, besides localhost.",
     )
     max_request_bytes: int = Field(default=20_000_000, gt=0, description="Maximum size of a request body, in bytes.")
     retention_days: int | None = Field(
@@ -280,7 +283,7 @@ class Settings(FrozenModel):
     shares: dict[ShareName, float] | None = Field(
         default=None,
         description="Share of the available input tokens that each slot or priority class may use, instead of the "
-        'strategy\'s; "classes" gives 20 % to memory and 30, 25 and 20 % to critical, important and normal messages.',
+        'strategy\'s. "classes" gives 20 % to memory and 30, 25 and 20 % to critical, important and normal messages.',
     )
 
     @field_validator("shares", mode="before")

@@ -163,7 +163,7 @@ def request_stop(connection: Connection, tenant: str, conversation: str, branch:
 def request_approval(connection: Connection, tenant: str, lease: TurnLease, call: str) -> str:
     """Records that a tool call of the turn waits for approval; returns the id of the approval.
 
-    The id of the call does not identify it: a model may repeat that of an earlier call.
+    The id of the call does not identify it: a model may repeat an earlier call's id.
     """
     approval = new_id()
     waiting = update(turn_leases).values(pending_call=sanitize_text(call), approval=approval, is_approved=None)

@@ -101,7 +101,7 @@ class TurnPart(NamedTuple):
     has_reply: bool
 
     def merge(self, later: "TurnPart") -> "TurnPart":
-        """Adds up two parts of one turn; its number, day and model are those of the last reply."""
+        """Adds up two parts of one turn; its number, day and model come from the last reply."""
         last = later if later.has_reply else self
         usage = last.usage._replace(
             cost_nanos=self.usage.cost_nanos + later.usage.cost_nanos,

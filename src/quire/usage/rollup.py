@@ -327,8 +327,8 @@ def _fold(
 
 
 def _read_questions(connection: Connection, tenant: str, first: Entry, last: Entry) -> list[int]:
-    """Numbers of the user's messages between two entries of a branch, after the newest one before them; 0 if the branch
-    has none of its own."""
+    """Numbers of the user's messages between two entries of a branch, after the newest one before them; 0 if it is not
+    in this branch."""
     own = (*_own(entries, tenant, first.conversation), entries.c.branch == first.branch, entries.c.role == "user")
     before = select(func.max(entries.c.seq)).where(*own, entries.c.seq <= first.seq)
     between = select(entries.c.seq).where(*own, entries.c.seq > first.seq, entries.c.seq <= last.seq)

@@ -239,7 +239,7 @@ def get_strategy(name: str) -> Strategy:
 
 
 def priority_shares_for(policy: Policy) -> Mapping[PriorityClass, float]:
-    """The shares of the priority classes: those of the policy, if it has any, else the strategy's."""
+    """The shares of the priority classes: the policy's, if it has any, else the strategy's."""
     shares = policy.shares or {}
     own: dict[PriorityClass, float] = {each: shares[each] for each in CLASS_MINIMUMS if each in shares}
     return own or get_strategy(policy.strategy).priority_shares

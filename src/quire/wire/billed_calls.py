@@ -18,7 +18,7 @@ WEB_SEARCHES_FIELD, FILE_SEARCHES_FIELD = "web_search_requests", "file_search_re
 
 
 class BilledCall(NamedTuple):
-    """One sampling of a model. `input_tokens` includes cached tokens, `cache_write_tokens` those of any lifetime."""
+    """One sampling of a model. `input_tokens` includes cached tokens, `cache_write_tokens` all lifetimes."""
 
     model: str | None = None
     """The model that was sampled if it is not the one that answers, such as an advisor."""
@@ -35,7 +35,7 @@ class BilledCall(NamedTuple):
     service_tier: str | None = None
     """`batch`, `flex`, `priority`, `fast` or a name for the standard tier."""
     is_fast: bool = False
-    """Anthropic's fast mode, which has a price of its own."""
+    """Anthropic's fast mode, which has a separate price."""
     geography: str | None = None
     """Where inference had to run, such as `us`."""
 
@@ -44,7 +44,7 @@ def list_billed_calls(usage: Usage) -> list[BilledCall]:
     """The calls that the provider bills for one response.
 
     Anthropic's top-level counts leave out the samplings for a compaction and for an advisor: `iterations` lists them.
-    They also add up the samplings between server tools, of which each has a prompt length of its own. Where a fallback
+    They also add up the samplings between server tools, of which each has its own prompt length. Where a fallback
     model answered, they are the counts of its sampling; a model that declined is billed if it had begun its reply.
     """
     fields = usage.provider_fields or {}

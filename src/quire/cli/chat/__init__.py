@@ -23,7 +23,7 @@ async def command(
     reply_tokens: ReplyTokensOption = None,
     overrides: SetOptions = None,
 ) -> None:
-    """Chat in the terminal; type /help for the commands."""
+    """Chat in the terminal. Type /help for the commands."""
     from quire.cli.chat.runtime import ChatOptions, build_overrides
     from quire.cli.chat.session import run_chat
 

@@ -132,7 +132,7 @@ class ChatRuntime:
         self.conversation = Conversation(engine, self.conversation.id, self.conversation.branch)
 
     async def read_meter(self, *, reply_seq: int | None = None, usages: "Sequence[Usage]" = ()) -> MeterReading:
-        """Reads the meter after a reply; `usages` are those of the turn's model calls."""
+        """Reads the meter after a reply; `usages` has one item for each model call of the turn."""
         engine = self.engine
         return MeterReading(
             report=await self.conversation.usage(),

@@ -97,7 +97,7 @@ async def get_response(
 
 @router.delete("/responses/{response_id}", summary="Delete a response")
 async def delete_response(response_id: ResponseId, server_state: StateDep, caller: ChatCaller) -> dict[str, Any]:
-    """The response can neither be read nor continued any more. The log still has the turn; a purge removes it."""
+    """The response can neither be read nor continued any more. The log still has the turn. A purge removes it."""
     store = _get_store(server_state, caller)
     await _find_response(store, response_id)
     await store.forget_response(response_id)
@@ -208,7 +208,7 @@ async def update_conversation(
 async def delete_conversation(
     caller: AdminCaller, server_state: StateDep, conversation: ConversationPath
 ) -> dict[str, Any]:
-    """Erases the content of the conversation permanently; the key needs the scope for that."""
+    """Erases the content of the conversation permanently. The key needs the scope for that."""
     store = _get_store(server_state, caller)
     record = await _load_record(store, conversation)
     await store.purge(record.id)
@@ -254,7 +254,7 @@ async def get_item(
 async def delete_item(
     caller: AdminCaller, server_state: StateDep, conversation: ConversationPath, item: ItemPath
 ) -> dict[str, Any]:
-    """Erases the message that the item is part of permanently; the key needs the scope for that."""
+    """Erases the message that the item is part of permanently. The key needs the scope for that."""
     store = _get_store(server_state, caller)
     record, branch = await _load_record(store, conversation), await _load_branch(store, conversation)
     entry, _ = await _find_item(store, branch, item)

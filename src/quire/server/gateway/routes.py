@@ -46,7 +46,7 @@ ConversationHeader = Annotated[
         alias="X-Quire-Conversation",
         min_length=1,
         max_length=MAX_CONVERSATION_HEADER_CHARS,
-        description="Conversation to continue, percent-encoded; created if it does not exist.",
+        description="Conversation to continue, percent-encoded. It is created if it does not exist.",
     ),
 ]
 BranchHeader = Annotated[

@@ -62,7 +62,7 @@ class AddDropBody(AddPinBody):
 
 
 class SetPriorityBody(BaseModel):
-    priority: int | None = Field(ge=MIN_PRIORITY, le=MAX_PRIORITY, description="1 to 10; null resets it to 5.")
+    priority: int | None = Field(ge=MIN_PRIORITY, le=MAX_PRIORITY, description="1 to 10. null resets it to 5.")
 
 
 @router.get("/usage")
@@ -75,7 +75,7 @@ async def get_usage(
 ) -> ContextUsageSchema:
     """Token usage of the next request before a question is added, and the compaction trigger.
 
-    In the session of a client that holds its own messages, it is that of the client's last request.
+    In the session of a client that holds its own messages, it is what the client last sent.
     """
     loaded = await load_conversation(engine_for_caller(server_state, caller, model=model), conversation, branch)
     last = await find_last_client_request(loaded.engine.store, conversation, branch)
@@ -95,7 +95,7 @@ async def preview_context(
 ) -> Manifest:
     """Manifest that a request would have now. Changes nothing.
 
-    Without a question, in the session of a client that holds its own messages, it is that of the client's last request.
+    Without a question, in the session of a client that holds its own messages, it is what the client last sent.
     """
     loaded = await load_conversation(engine_for_caller(server_state, caller, model=model), conversation, branch)
     last = None if message else await find_last_client_request(loaded.engine.store, conversation, branch)
@@ -159,7 +159,7 @@ async def unpin_message(
 async def drop_message(
     engine: WriteEngine, conversation: ConversationId, body: AddDropBody, branch: BranchQuery = MAIN_BRANCH
 ) -> DropListSchema:
-    """Drops a message from later requests, also from those of an agent that keeps its own list: a stub names it."""
+    """Drops a message from later requests, including an agent's own requests. A stub names it."""
     loaded = await load_conversation(engine, conversation, branch)
     await loaded.drop(body.seq, reason=body.reason, now=body.now)
     return await _list_drops(loaded)
@@ -199,7 +199,7 @@ async def set_priority(
     branch: BranchQuery = MAIN_BRANCH,
 ) -> PriorityListSchema:
     """Sets the priority of a message. Compactions of the `hybrid` strategy archive messages of low priority first, and
-    preserve those of high priority verbatim up to a share of the request."""
+    preserve high-priority ones verbatim up to a share of the request."""
     loaded = await load_conversation(engine, conversation, branch)
     await loaded.set_priority(seq, body.priority)
     return PriorityListSchema(priorities=list((await _load_state(loaded)).priorities))
@@ -253,7 +253,7 @@ async def compact(
 async def edit_summary(
     engine: WriteEngine, conversation: ConversationId, body: EditSummaryBody, branch: BranchQuery = MAIN_BRANCH
 ) -> CompactionStatusSchema:
-    """Replaces the text of the current summary; undo restores the previous one."""
+    """Replaces the text of the current summary. Undo restores the previous one."""
     loaded = await load_conversation(engine, conversation, branch)
     await loaded.edit_summary(body.summary)
     return await _load_status(loaded)

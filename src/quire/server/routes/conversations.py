@@ -54,7 +54,7 @@ class RenameConversationBody(BaseModel):
 
 
 class ForkBody(BaseModel):
-    fork_seq: int = Field(ge=0, le=2**62, description="Last entry that both branches share; 0 for none.")
+    fork_seq: int = Field(ge=0, le=2**62, description="Last entry that both branches share. 0 for none.")
     branch: int = Field(default=MAIN_BRANCH, ge=0, le=2**31 - 1)
     name: str | None = Field(default=None, max_length=200)
 
@@ -112,7 +112,7 @@ async def list_conversations(
     limit: PageLimit = 50,
     cursor: PageCursor = None,
 ) -> Page[ConversationSchema]:
-    """Lists conversations, most recently used first; of one session, project, client or purpose if given."""
+    """Lists conversations, most recently used first, optionally of one session, project, client or purpose."""
     position = decode_cursor(cursor, _ConversationPosition)
     before = ConversationRecord(position.id, "", 0, position.updated_at) if position is not None else None
     store = engine.store
@@ -165,7 +165,7 @@ async def fork_conversation(engine: WriteEngine, conversation: ConversationId, b
 
 @router.get("/{conversation}/verify")
 async def verify_conversation(engine: ReadEngine, conversation: ConversationId) -> VerificationSchema:
-    """Verifies the hash chain of every entry; returns the entries that were changed."""
+    """Verifies the hash chain of every entry, and returns the entries that were changed."""
     faults = await engine.store.verify_conversation(conversation)
     return VerificationSchema(faults=[IntegrityFaultSchema.from_record(fault) for fault in faults])
 

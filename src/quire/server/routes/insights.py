@@ -40,14 +40,14 @@ MAX_INLINE_BATCHES = 4
 async def read_stats(
     engine: ReadEngine,
     by: Annotated[
-        list[UsageGrouping] | None, Query(max_length=6, description="Dimensions to group by; by default all.")
+        list[UsageGrouping] | None, Query(max_length=6, description="Dimensions to group by. Default: all.")
     ] = None,
     since: Annotated[
         int | None,
         Query(
             ge=0,
             le=MAX_TIME_MICROS,
-            description="Earliest time, in microseconds since 1970; whole days in UTC. By default the last 30 days.",
+            description="Earliest time, in microseconds since 1970, in whole UTC days. Default: the last 30 days.",
         ),
     ] = None,
     limit: Annotated[int, Query(ge=1, le=200, description="Maximum number of rows of each list.")] = 10,
@@ -106,12 +106,12 @@ class NewBacktest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     strategies: list[StrategyName] = Field(["discard", "summarize", "hybrid"], min_length=1, max_length=MAX_VARIANTS)
-    windows: list[WindowTokens] = Field([], max_length=MAX_VARIANTS, description="By default that of each model.")
+    windows: list[WindowTokens] = Field([], max_length=MAX_VARIANTS, description="Default: each model's window.")
     models: list[ModelName] = Field([], max_length=MAX_VARIANTS, description="By default the one in the settings.")
     conversations: list[ConversationName] = Field([], max_length=MAX_NAMED_CONVERSATIONS, description="By default all.")
     project: str | None = Field(None, min_length=1, max_length=500, description="Replay conversations of a project.")
     sample: int | None = Field(
-        100, ge=1, le=MAX_SAMPLE, description="Number of conversations to draw at random; null replays all of them."
+        100, ge=1, le=MAX_SAMPLE, description="Number of conversations to draw at random. null replays all of them."
     )
     seed: int | None = Field(None, ge=0, le=2**31 - 1, description="Draws the same sample again.")
     branch: int = Field(MAIN_BRANCH, ge=0, le=2**31 - 1)
@@ -121,7 +121,7 @@ class NewBacktest(BaseModel):
 async def start_backtest(caller: WriteCaller, server_state: StateDep, new: NewBacktest) -> BacktestJobSchema:
     """Starts to replay stored conversations under other strategies, windows and models, without calling a model.
 
-    It runs as background jobs, on PostgreSQL spread over the workers; poll its progress. A tenant has one at a time.
+    It runs as background jobs, on PostgreSQL spread over the workers. Poll its progress. A tenant has one at a time.
     """
     spec = BacktestSpec(
         strategies=tuple(new.strategies), windows=tuple(new.windows), models=tuple(new.models), branch=new.branch

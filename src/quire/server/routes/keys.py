@@ -31,7 +31,7 @@ class CreateKeyBody(BaseModel):
         default=None,
         min_length=1,
         max_length=MAX_MODEL_PATTERNS,
-        description="Names or patterns, such as gpt-4o*, of the models that the key may call; null for all models.",
+        description="Names or patterns, such as gpt-4o*, of the models that the key may call. null for all models.",
     )
 
 

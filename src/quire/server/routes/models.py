@@ -167,8 +167,8 @@ class ModelStatusSchema(BaseModel):
 
 @router.get("")
 async def list_models(request: Request, caller: ReadCaller, server_state: StateDep) -> ModelListSchema:
-    """Lists the models that the caller may choose: those of the settings, of the upstreams, and, where the model is
-    called at its provider, those of the provider in the price list. Upstreams are listed with a short timeout."""
+    """Lists the models that the caller may choose: from the settings, from the upstreams, and, where the model is
+    called at its provider, the provider's models in the price list. Upstreams are listed with a short timeout."""
     settings, probe = server_state.settings, get_upstream_probe(request.app)
     configured = (settings.model, *settings.upstreams, *settings.models)
     # Patterns name no model.

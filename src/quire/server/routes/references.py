@@ -96,7 +96,7 @@ async def find_document_names(
     query: Annotated[str, Query(max_length=500, description="Part of a name.")] = "",
     limit: Annotated[int, Query(ge=1, le=200)] = DEFAULT_NAME_LIMIT,
 ) -> DocumentNameListSchema:
-    """Finds notes and files of the vault whose names contain the query; names that start with it come first."""
+    """Finds notes and files of the vault whose names contain the query. Names that start with it come first."""
     if engine.vault is None:
         return DocumentNameListSchema(items=[])
     items = await asyncio.to_thread(_search_names, engine.vault, query.casefold(), limit)

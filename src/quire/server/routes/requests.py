@@ -132,7 +132,7 @@ async def diff_requests(
     other: Annotated[int, Query(ge=1, le=2**62, description="Reply of the other request.")],
     branch: BranchQuery = MAIN_BRANCH,
 ) -> RequestDiffSchema:
-    """Compares the decisions of this request with those of the other."""
+    """Compares the decisions of two requests."""
     changes = await (await load_conversation(engine, conversation, branch)).diff(seq, other)
     return RequestDiffSchema.from_changes(changes, reply=seq, other=other)
 

@@ -62,7 +62,7 @@ def read_message_filter(
         list[Annotated[str, Field(min_length=1, max_length=200)]] | None,
         Query(
             max_length=MAX_SEARCHED_CONVERSATIONS,
-            description="Search the messages of these conversations; by default of all.",
+            description="Search the messages of these conversations. Default: all.",
         ),
     ] = None,
     project: Annotated[FilterValue, Query(description="Project of the conversation, such as its directory.")] = None,

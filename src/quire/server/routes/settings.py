@@ -114,7 +114,7 @@ async def _measure_effect(conversation: Conversation) -> SettingsEffectSchema:
 
 @router.patch("")
 async def change_settings(caller: AdminCaller, server_state: StateDep, body: ChangeSettingsBody) -> SettingsSchema:
-    """Changes settings from the next request on; only on a local server with one user."""
+    """Changes settings from the next request on. Only on a local server with one user."""
     if not server_state.is_local:
         raise AccessDenied("A shared server's settings cannot be changed over the API; change them where it starts.")
     with _check_changes(body.changes):

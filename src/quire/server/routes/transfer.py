@@ -116,7 +116,7 @@ async def import_conversation(
     request: Request,
     engine: WriteEngine,
     as_id: Annotated[
-        str | None, Query(min_length=1, max_length=200, description="ID to import it under; by default its own.")
+        str | None, Query(min_length=1, max_length=200, description="ID to import it under. Default: its own.")
     ] = None,
 ) -> ConversationSchema:
     """Imports an exported conversation in one transaction and verifies every digest. An error names its line."""
@@ -151,7 +151,7 @@ FileName = Annotated[
         min_length=1,
         max_length=200,
         pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$",
-        description="Name of the file; its ending states its format.",
+        description="Name of the file. Its ending states its format.",
     ),
 ]
 
@@ -175,7 +175,7 @@ async def start_import(
         str | None, Query(max_length=500, description="Project of conversations whose source names none.")
     ] = None,
 ) -> ImportJobSchema:
-    """Uploads a file and starts its import, which continues after this response; poll its progress.
+    """Uploads a file and starts its import, which continues after this response. Poll its progress.
 
     A second upload adds only what is new.
     """

@@ -29,19 +29,19 @@ from quire.server.turn_submission import TurnSubmission, open_turn, stream_submi
 
 router = APIRouter(prefix="/api/conversations/{conversation}", tags=["turns"])
 
-BranchField = Annotated[int, Field(ge=0, le=2**31 - 1, description="Number of the branch; 0 is the main branch.")]
+BranchField = Annotated[int, Field(ge=0, le=2**31 - 1, description="Branch number. 0 is the main branch.")]
 
 
 class SendBody(BaseModel):
     message: str | Message | None = Field(
-        default=None, description="The question, as a string or a user message; null to continue from the log."
+        default=None, description="The question, as a string or a user message. null continues from the log."
     )
     branch: BranchField = MAIN_BRANCH
     model: str | None = Field(
         default=None,
         min_length=1,
         max_length=MAX_MODEL_NAME_CHARS,
-        description="Name of the model; by default that of the settings.",
+        description="Name of the model. Default: the model in the settings.",
     )
     after: AfterSeq = None
 
@@ -86,7 +86,7 @@ async def send_message(
     disconnects, and `/events` streams it from its start. 409 `turn_in_progress` if the branch has a running turn, on
     any server. A retry with the same message and `after` (idempotency key) replays an answered question from the log,
     streams the turn that is running, or waits for it if another server process runs it, and answers a question that
-    was not answered. A server that shuts down ends the stream with `server_stopping`; the reply so far is recorded. The
+    was not answered. A server that shuts down ends the stream with `server_stopping`. The reply so far is recorded. The
     stream ends within ten seconds after its key was revoked or expired.
     """
     model = body.model or server_state.settings.model
@@ -109,7 +109,7 @@ async def send_message(
 async def stop_turn(
     engine: ChatEngine, server_state: StateDep, conversation: ConversationId, body: StopBody
 ) -> StopSchema:
-    """Stops the branch's turn; the reply so far is recorded and marked as incomplete.
+    """Stops the branch's turn. The reply so far is recorded and marked as incomplete.
 
     A turn that another server process runs stops about a second later.
     """
@@ -127,9 +127,9 @@ async def decide_approval(
     call: Annotated[str, Path(min_length=1, max_length=500, description="ID of the call in `approval_requested`.")],
     body: ApprovalBody,
 ) -> None:
-    """Approves or denies a tool call, on any server; the model receives the decision. The first decision counts.
+    """Approves or denies a tool call, on any server. The model receives the decision. The first decision counts.
 
-    A tool runs on the server's machine, so approving needs both scopes, `chat` and `approve`; denying needs `chat`.
+    A tool runs on the server's machine, so approving needs both scopes, `chat` and `approve`. Denying needs `chat`.
     """
     if body.approve:
         check_scope(caller, "approve")
@@ -151,7 +151,7 @@ async def stream_events(
     """Streams live events: `event` is the name, `data` the event as JSON.
 
     `branch_changed` is sent for every branch at first, and then within a second of each change, by any node. Turns are
-    streamed live, from their start, on whichever node they run; one whose node died ends with `turn_failed` and the
+    streamed live, from their start, on whichever node they run. A turn whose node died ends with `turn_failed` and the
     code `turn_lost`. A server that shuts down ends the stream with `server_stopping`: reconnect. The stream ends within
     ten seconds after its key was revoked or expired.
     """
