@@ -1,9 +1,10 @@
-"""A scripted provider on loopback that speaks chat completions, messages and responses, with streams and without.
+"""A scripted provider on loopback that speaks chat completions, messages, responses and Gemini, streamed and not.
 
 It runs in threads, for clients of any kind: SDKs, the gateway, and agents that run as processes.
 """
 
 import json
+import re
 import socket
 import struct
 import sys
@@ -14,6 +15,7 @@ from functools import cached_property, lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 from typing import Any
+from urllib.parse import unquote
 
 from splintr import AnyTokenizer, Tokenizer
 
@@ -29,6 +31,7 @@ from infra.scripted_provider_formats import (
     ScriptedUsage,
     WireFormatName,
 )
+from infra.scripted_provider_gemini import GeminiEncoder
 from infra.scripted_provider_responses import ResponsesEncoder
 
 __all__ = [
@@ -58,12 +61,16 @@ _PATHS: dict[str, WireFormatName] = {
     "/responses/compact": "responses",
 }
 _RESPONSES_ENCODER = ResponsesEncoder()
+_GEMINI_ENCODER = GeminiEncoder()
 _ENCODERS: dict[WireFormatName, ReplyEncoder] = {
     "chat": ChatEncoder(),
     "messages": MessagesEncoder(),
     "responses": _RESPONSES_ENCODER,
+    "gemini": _GEMINI_ENCODER,
 }
-_COUNT_PATHS = ("/count_tokens", "/input_tokens")
+_COUNT_PATHS = ("/count_tokens", "/input_tokens", ":countTokens")
+_GEMINI_PATH = re.compile(r"/models/(?P<model>.+):(?:generateContent|streamGenerateContent|countTokens)")
+_ITEM_FIELDS: dict[WireFormatName, str] = {"responses": "input", "gemini": "contents"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +92,18 @@ class ProviderRequest:
         return self.path.partition("?")[0].endswith(_COUNT_PATHS)
 
     @property
+    def model(self) -> str:
+        match = _GEMINI_PATH.search(unquote(self.path))
+        return match["model"] if match is not None else self.body["model"]
+
+    @property
+    def is_stream(self) -> bool:
+        return ":streamGenerateContent" in self.path or bool(self.body.get("stream"))
+
+    @property
     def items(self) -> list[Json]:
-        """The messages, or the input items of a responses request."""
-        items = self.body["input" if self.format == "responses" else "messages"]
+        """The messages, the input items of a responses request, or the contents of a Gemini request."""
+        items = self.body[_ITEM_FIELDS.get(self.format, "messages")]
         return [{"role": "user", "content": items}] if isinstance(items, str) else items
 
     @property
@@ -98,6 +114,10 @@ class ProviderRequest:
     @property
     def newest_results(self) -> list[str]:
         """Texts of the tool results at the end of the request."""
+        if self.format == "gemini":
+            parts = self.items[-1]["parts"]
+            responses = [part["functionResponse"]["response"] for part in parts if "functionResponse" in part]
+            return [next(iter(response.values()), "") for response in responses]
         if self.format == "messages":
             # Claude Code adds messages of the system's after the user's.
             content = next(item["content"] for item in reversed(self.items) if item["role"] != "system")
@@ -114,6 +134,8 @@ class ProviderRequest:
 def _list_names(tool: Json) -> list[str]:
     if tool.get("type") == "namespace":
         return [f"{tool['name']}__{inner['name']}" for inner in tool["tools"]]
+    if "functionDeclarations" in tool:
+        return [each["name"] for each in tool["functionDeclarations"]]
     name = tool.get("name") or tool.get("function", {}).get("name")
     return [name] if name else []
 
@@ -221,36 +243,43 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path.endswith("/models"):
-            self._send_json(200, {"object": "list", "data": [{"id": "scripted", "object": "model"}], "has_more": False})
+            listed = {"object": "list", "data": [{"id": "scripted", "object": "model"}], "has_more": False}
+            google = {"models": [{"name": "models/scripted", "inputTokenLimit": 1000, "outputTokenLimit": 100}]}
+            self._send_json(200, google if "x-goog-api-key" in self.headers else listed)
         else:
             self._send_json(404, {"error": {"message": f"no route {path}", "type": "not_found_error"}})
 
     def do_POST(self) -> None:
         raw = self._read_body()
-        path = self.path.partition("?")[0].removeprefix("/v1")
-        if path not in _PATHS:
+        path = self.path.partition("?")[0].removeprefix("/v1beta").removeprefix("/v1")
+        wire_format: WireFormatName | None = "gemini" if _GEMINI_PATH.fullmatch(path) else _PATHS.get(path)
+        if wire_format is None:
             self._send_json(404, {"error": {"message": f"no route {path}", "type": "not_found_error"}})
             return
         headers = {name.lower(): value for name, value in self.headers.items()}
-        request = ProviderRequest(_PATHS[path], self.path, headers, raw)
+        request = ProviderRequest(wire_format, self.path, headers, raw)
         self.provider.received.append(request)
         tokens = self.provider.count_tokens(request)
         if request.is_count:
             kind = {"object": "response.input_tokens"} if request.format == "responses" else {}
-            self._send_json(200, kind | {"input_tokens": tokens})
+            self._send_json(
+                200, {"totalTokens": tokens} if wire_format == "gemini" else kind | {"input_tokens": tokens}
+            )
             return
-        context = ReplyContext(request.body["model"], len(self.provider.received), tokens)
+        context = ReplyContext(request.model, len(self.provider.received), tokens)
         with suppress(ConnectionError):
             reply = self.provider.replies[request] = self.provider.choose_reply(request, tokens)
             self._send_reply(request, reply, context)
 
     def _send_reply(self, request: ProviderRequest, reply: ScriptedReply, context: ReplyContext) -> None:
-        encoder, is_stream = _ENCODERS[request.format], bool(request.body.get("stream"))
+        encoder, is_stream = _ENCODERS[request.format], request.is_stream
         fails_in_stream = request.format == "responses" and is_stream and reply.error and reply.error.status == 400
         if reply.error is not None and not fails_in_stream:
             self._send_json(reply.error.status, encoder.make_error(reply.error, context))
         elif request.path.partition("?")[0].endswith("/compact"):
             self._send_json(200, _RESPONSES_ENCODER.make_compaction(reply, context))
+        elif is_stream and request.format == "gemini" and "alt=sse" not in request.path:
+            self._send_json(200, _GEMINI_ENCODER.make_chunks(reply, context))
         elif is_stream:
             self._send_events(encoder.encode_events(reply, context), cut_after=reply.cut_after_events)
         else:
@@ -265,7 +294,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"0\r\n\r\n")
         return None
 
-    def _send_json(self, status: int, body: Json, *, is_cut: bool = False) -> None:
+    def _send_json(self, status: int, body: Json | list[Json], *, is_cut: bool = False) -> None:
         data = json.dumps(body).encode()
         self._send_head(status, "application/json", length=len(data))
         self.wfile.write(data[: len(data) // 2] if is_cut else data)

@@ -1,13 +1,13 @@
 """Replies of the scripted provider, and their encoding in two wire formats: chat completions and messages.
 
-The responses format has its own module."""
+The responses format and Gemini have modules of their own."""
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-WireFormatName = Literal["chat", "messages", "responses"]
+WireFormatName = Literal["chat", "messages", "responses", "gemini"]
 Json = dict[str, Any]
 
 
@@ -55,7 +55,7 @@ class ScriptedReply:
     thinking: str = ""
     usage: ScriptedUsage = ScriptedUsage()
     content: tuple[Json, ...] = ()
-    """In place of thinking, text and calls: choices of chat, blocks of messages, or items of responses."""
+    """In place of thinking, text, calls: choices of chat, blocks of messages, items of responses, parts of Gemini."""
     fields: Json = field(default_factory=dict[str, Any])
     """Further fields of the response, such as `stop_reason`. Those of `usage` are added to the counts."""
     compaction: str = ""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import httpx2
+import pytest
 from anthropic import AsyncAnthropic
 from gateway_fixtures import GatewayHarness, run_gateway
 from openai import AsyncOpenAI
@@ -20,12 +21,20 @@ from quire.store import SqlStore
 Json = dict[str, Any]
 
 MODEL = "gpt-4o"
-FORMATS: tuple[WireFormatName, ...] = ("chat", "messages", "responses")
+FORMATS: tuple[WireFormatName, ...] = ("chat", "messages", "responses", "gemini")
 PATHS: dict[WireFormatName, str] = {
     "chat": "/v1/chat/completions",
     "messages": "/v1/messages",
     "responses": "/v1/responses",
+    "gemini": f"/v1beta/models/{MODEL}:generateContent",
 }
+try:
+    from google.genai.errors import APIError  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+
+    GEMINI_ERRORS: tuple[type[Exception], ...] = (APIError,)
+except ImportError:
+    GEMINI_ERRORS = ()
+"""Errors of Google's SDK, if it is installed."""
 INSTRUCTIONS = "Be brief."
 MAX_REPLY_TOKENS = 300
 PARAMETERS: Json = {"type": "object", "properties": {"path": {"type": "string"}}}
@@ -250,6 +259,79 @@ class ResponsesClient:
         return [{"type": "function_call_output", "call_id": call.id, "output": text} for call, text in pairs]
 
 
+class GeminiClient:
+    """Google's SDK. The body of a streamed request has `stream`, which `post_body` moves into the path."""
+
+    format: WireFormatName = "gemini"
+
+    def __init__(self, client: Any, types: Any) -> None:
+        self._client, self._types = client, types
+
+    def replace_key(self, key: str) -> None:
+        self._client._api_client._http_options.headers["x-goog-api-key"] = key
+
+    async def send(self, history: Sequence[Json], *, stream: bool, has_tools: bool = False, **more: Any) -> Reply:
+        body = self.make_body(history, stream=stream, has_tools=has_tools)
+        config = {
+            **{name: body[name] for name in ("systemInstruction", "tools") if name in body},
+            **body["generationConfig"],
+            **more,
+        }
+        contents = [self._types.Content.model_validate_json(json.dumps(each)) for each in history]
+        options: Json = {"model": MODEL, "contents": contents, "config": config}
+        if stream:
+            chunks = [each async for each in await self._client.aio.models.generate_content_stream(**options)]
+        else:
+            chunks = [await self._client.aio.models.generate_content(**options)]
+        candidates = [chunk.candidates[0] for chunk in chunks]
+        received = [each.content for each in candidates if each.content and each.content.parts]
+        parts = [part for content in received for part in content.parts]
+        usage = chunks[-1].usage_metadata
+        calls = [part.function_call for part in parts if part.function_call]
+        return Reply(
+            "".join(part.text for part in parts if part.text and not part.thought),
+            "".join(part.text for part in parts if part.text and part.thought),
+            tuple(Call(call.id, call.name, call.args or {}) for call in calls),
+            candidates[-1].finish_reason.value,
+            usage.prompt_token_count,
+            (usage.candidates_token_count or 0) + (usage.thoughts_token_count or 0),
+            # As the SDK's own chats send them back: each chunk is a content.
+            [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in received],
+        )
+
+    def make_body(self, history: Sequence[Json], *, stream: bool, has_tools: bool = False) -> Json:
+        function = {"name": TOOL_NAME, "description": "Reads a file.", "parametersJsonSchema": PARAMETERS}
+        return {
+            "contents": list(history),
+            "systemInstruction": {"parts": [{"text": INSTRUCTIONS}]},
+            "generationConfig": {"maxOutputTokens": MAX_REPLY_TOKENS},
+            **({"tools": [{"functionDeclarations": [function]}]} if has_tools else {}),
+            **({"stream": True} if stream else {}),
+        }
+
+    def make_question(self, text: str, *, has_image: bool = False) -> Json:
+        image = [{"inlineData": {"mimeType": "image/png", "data": PNG_BASE64}}] if has_image else []
+        return {"role": "user", "parts": [{"text": text}, *image]}
+
+    def make_results(self, calls: Sequence[Call], texts: Sequence[str]) -> list[Json]:
+        results = [
+            {"id": call.id, "name": call.name, "response": {"output": text}}
+            for call, text in zip(calls, texts, strict=True)
+        ]
+        return [{"role": "user", "parts": [{"functionResponse": each} for each in results]}]
+
+
+def build_post(format: WireFormatName, body: Json | bytes) -> tuple[str, bytes]:
+    """The path and the bytes of a request in a client's format."""
+    path = PATHS[format]
+    if isinstance(body, bytes):
+        return path, body
+    if format == "gemini" and body.get("stream"):
+        path = path.replace(":generateContent", ":streamGenerateContent?alt=sse")
+        body = {name: value for name, value in body.items() if name != "stream"}
+    return path, json.dumps(body).encode()
+
+
 @dataclass
 class MatrixHarness:
     """A gateway with an upstream of one format and a client of another, or of the same."""
@@ -260,9 +342,9 @@ class MatrixHarness:
 
     async def post(self, body: Json | bytes, **headers: str) -> Any:
         """Posts a body in the client's format, and returns the bytes of the response as they came."""
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        path, content = build_post(self.client.format, body)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return await self.gateway.http.post(PATHS[self.client.format], content=content, headers=named)
+        return await self.gateway.http.post(path, content=content, headers=named)
 
 
 @asynccontextmanager
@@ -276,6 +358,12 @@ async def make_client(gateway: GatewayHarness, format: WireFormatName) -> AsyncI
                 yield MessagesClient(anthropic)
         case "responses":
             yield ResponsesClient(gateway.openai)
+        case "gemini":
+            genai = pytest.importorskip("google.genai", reason="google-genai is not installed")
+            key = gateway.http.headers["authorization"].removeprefix("Bearer ")
+            async with httpx2.AsyncClient() as http_client:
+                options = {"base_url": str(gateway.http.base_url), "httpx_async_client": http_client}
+                yield GeminiClient(genai.Client(api_key=key, vertexai=False, http_options=options), genai.types)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""State machines for the event order of the three wire formats, and what a client has read of a stream."""
+"""State machines for the event order of all wire formats, and what a client has read of a stream."""
 
 import json
 from collections.abc import Iterator
@@ -6,8 +6,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infra.scripted_provider import WireFormatName
+from infra.scripted_provider_formats import ChatEncoder, MessagesEncoder, ReplyEncoder
+from infra.scripted_provider_gemini import GeminiEncoder
+from infra.scripted_provider_responses import ResponsesEncoder
 
 Json = dict[str, Any]
+ENCODERS: dict[WireFormatName, ReplyEncoder] = {
+    "chat": ChatEncoder(),
+    "messages": MessagesEncoder(),
+    "responses": ResponsesEncoder(),
+    "gemini": GeminiEncoder(),
+}
 
 
 @dataclass
@@ -26,7 +35,8 @@ class StreamReading:
 
 def read_stream(format: WireFormatName, stream: bytes) -> StreamReading:
     """Reads a stream, and checks the order of its events, up to its end or to the error that ends it."""
-    return {"chat": _read_chat, "messages": _read_messages, "responses": _read_responses}[format](stream)
+    readers = {"chat": _read_chat, "messages": _read_messages, "responses": _read_responses, "gemini": _read_gemini}
+    return readers[format](stream)
 
 
 def _list_events(stream: bytes) -> Iterator[tuple[str | None, str]]:
@@ -45,6 +55,32 @@ def _list_named_events(stream: bytes) -> Iterator[Json]:
         event = json.loads(data)
         assert name == event["type"]
         yield event
+
+
+def _read_gemini(stream: bytes) -> StreamReading:
+    """A native stream has CRLF between its events. Empty lines are signs of life."""
+    reading = StreamReading()
+    for line in filter(None, stream.decode().splitlines()):
+        assert line.startswith("data: "), line
+        assert not reading.is_complete, "a chunk after the end"
+        assert reading.error is None, "a chunk after an error"
+        chunk = json.loads(line.removeprefix("data: "))
+        if "error" in chunk:
+            reading.error = chunk["error"]
+            continue
+        (candidate,) = chunk["candidates"]
+        assert (candidate["index"], candidate["content"]["role"]) == (0, "model")
+        for part in candidate["content"]["parts"]:
+            if "functionCall" in part:
+                call = part["functionCall"]
+                reading.calls[len(reading.calls)] = (call["id"], call["name"], json.dumps(call["args"]))
+            elif part.get("thought"):
+                reading.thinking += part["text"]
+            else:
+                reading.text += part["text"]
+        reading.has_finish_reason = reading.is_complete = "finishReason" in candidate
+        assert ("usageMetadata" in chunk) == reading.is_complete
+    return reading
 
 
 def _read_chat(stream: bytes) -> StreamReading:

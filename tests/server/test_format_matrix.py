@@ -32,6 +32,7 @@ FINISHES: dict[WireFormatName, tuple[str, str]] = {
     "chat": ("stop", "tool_calls"),
     "messages": ("end_turn", "tool_use"),
     "responses": ("completed", "completed"),
+    "gemini": ("STOP", "STOP"),
 }
 """How a text ends, and how calls do."""
 
@@ -146,8 +147,11 @@ async def test_texts_and_images(store: SqlStore, client: WireFormatName, speaks:
 def find_image(items: Sequence[Json]) -> str:
     """The data of the image in the first question, in any format."""
     first = next(item for item in items if item.get("role") == "user")
-    for piece in first["content"]:
+    for piece in first.get("content") or first["parts"]:
         match piece:
+            case {"inlineData": {"data": data}}:
+                # Google's SDK writes base64 in the alphabet for URLs.
+                return data.translate(str.maketrans("-_", "+/"))
             case {"type": "image_url", "image_url": {"url": url}} | {"type": "input_image", "image_url": url}:
                 return url.removeprefix("data:image/png;base64,")
             case {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}:
@@ -173,7 +177,7 @@ async def test_thinking(store: SqlStore, client: WireFormatName, speaks: WireFor
         assert reply.thinking == "Is it there?"
         history += [*reply.items, *harness.client.make_results(reply.calls, ["nothing"])]
         check_reply(harness, await harness.client.send(history, stream=stream, has_tools=True), text="Empty.")
-        is_signed = speaks != "chat"
+        is_signed = speaks in ("messages", "responses")
         await check_records(
             harness,
             store,
@@ -195,6 +199,9 @@ async def test_thinking(store: SqlStore, client: WireFormatName, speaks: WireFor
             assert (sent[1]["id"], sent[1]["encrypted_content"]) == ("rs_0001", "sealed0001")
         else:
             assert "Is it there?" not in request.raw.decode()
+        if speaks == "gemini":
+            signed = [part for item in sent for part in item["parts"] if "functionCall" in part]
+            assert [part["thoughtSignature"] for part in signed] == ["c2ln0001"]
 
 
 @pytest.mark.parametrize("speaks", ["chat", "responses"])
@@ -231,6 +238,18 @@ DROPPED_OPTIONS: list[tuple[WireFormatName, WireFormatName, Json, set[str]]] = [
     ("messages", "responses", {"tools": [{"name": "f", "input_schema": PARAMETERS, "strict": True}]}, {"tools.strict"}),
     ("responses", "chat", {"tools": [{"type": "function", "name": "f", "parameters": PARAMETERS, "strict": True}]},
      {"tools.strict"}),
+    ("gemini", "chat", {"safetySettings": [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}],
+     "generationConfig": {"topK": 5, "seed": 1, "thinkingConfig": {"thinkingBudget": 0}}},
+     {"safetySettings", "top_k", "generationConfig.seed", "thinkingConfig.thinkingBudget"}),
+    ("gemini", "messages", {"generationConfig": {"candidateCount": 1, "stopSequences": ["a"], "temperature": 0.5,
+     "responseMimeType": "application/json", "responseSchema": {"type": "OBJECT"}}}, set()),
+    ("gemini", "responses", {"tools": [{"googleSearch": {}}],
+     "toolConfig": {"functionCallingConfig": {"mode": "NONE"}}}, {"tools[googleSearch]"}),
+    ("chat", "gemini", {"parallel_tool_calls": False, "user": "u", "seed": 1, "reasoning_effort": "high"},
+     {"parallel_tool_calls", "user", "seed"}),
+    ("messages", "gemini", {"top_k": 5, "stop_sequences": ["a"], "tool_choice": {"type": "any"}}, set()),
+    ("responses", "gemini", {"text": {"verbosity": "low"}, "reasoning": {"effort": "none"}},
+     {"text.verbosity", "reasoning_effort"}),
 ]  # fmt: skip
 
 
@@ -286,6 +305,16 @@ DROPPED_PARTS: list[tuple[WireFormatName, WireFormatName, list[Json], set[str]]]
             },
         ],
         {"messages[image]"},
+    ),
+    (
+        "gemini",
+        "chat",
+        [
+            {"role": "user", "parts": [{"text": "Look."}, {"fileData": {"fileUri": "https://a.de/b.pdf"}}]},
+            {"role": "model", "parts": [{"text": "Hm.", "thought": True}, {"executableCode": {"code": "1 + 1"}}]},
+            {"role": "user", "parts": [{"text": "And?"}]},
+        ],
+        {"messages[file]", "messages[thinking]", "messages[executableCode]"},
     ),
 ]
 

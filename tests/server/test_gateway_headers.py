@@ -280,8 +280,12 @@ AGENT_HEADERS: dict[WireFormatName, dict[str, str]] = {
         "idempotency-key": "k", "traceparent": "00-1-2-01", "openai-beta": "assistants=v2", "x-session-affinity": "s",
         "http-referer": "https://app.example", "x-title": "App", "x-openrouter-categories": "cli",
     },
+    "gemini": {
+        "accept": "*/*", "user-agent": "GeminiCLI-tui/0.61.0/gemini-2.5-pro (linux; x64; terminal)",
+        "x-goog-api-client": "google-genai-sdk/1.30.0 gl-node/v20.20.2",
+    },
 }  # fmt: skip
-"""What Claude Code 2.1.325, Codex 0.166.0, and the SDKs with OpenRouter's and opencode's headers send."""
+"""What Claude Code 2.1.325, Codex 0.166.0, Gemini CLI 0.61.0 and the SDKs with OpenRouter's headers send."""
 
 
 @pytest.mark.parametrize("format_name", get_args(WireFormatName))
@@ -323,6 +327,8 @@ def build_call(format_name: WireFormatName, path: str, *, base_url: str, **optio
         ("responses", "responses", "http://up/backend-api/codex", "http://up/backend-api/codex/responses"),
         ("responses", "responses/resp_1/cancel", "http://up/v1", "http://up/v1/responses/resp_1/cancel"),
         ("messages", "messages", "http://up", "http://up/v1/messages"),
+        ("gemini", "models/m:generateContent", "http://up", "http://up/v1beta/models/m:generateContent"),
+        ("gemini", "models/m:countTokens", "http://up/v1beta/", "http://up/v1beta/models/m:countTokens"),
         ("messages", "messages", "http://up/v1/", "http://up/v1/messages"),
         ("messages", "messages/count_tokens", "http://up/anthropic", "http://up/anthropic/v1/messages/count_tokens"),
     ],
@@ -340,8 +346,9 @@ def test_a_key_in_the_query_does_not_go_upstream():
 @pytest.mark.parametrize("format_name", get_args(WireFormatName))
 def test_the_operators_key_goes_where_the_wire_format_has_it(format_name: WireFormatName):
     sent = build_call(format_name, CODECS[format_name].create_path, base_url="http://up").headers
-    key = {"x-api-key": "sk-up"} if format_name == "messages" else {"authorization": "Bearer sk-up"}
-    assert {name: sent[name] for name in ("x-api-key", "authorization") if name in sent} == key
+    names = {"messages": "x-api-key", "gemini": "x-goog-api-key"}
+    key = {names[format_name]: "sk-up"} if format_name in names else {"authorization": "Bearer sk-up"}
+    assert {name: sent[name] for name in (*names.values(), "authorization") if name in sent} == key
     assert (sent["anthropic-beta"], sent["openai-beta"], sent["x-stainless-os"]) == ("new-1", "b", "Linux")
     assert "anthropic-version" not in sent
 

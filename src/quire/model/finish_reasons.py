@@ -31,6 +31,15 @@ _FINISH_REASONS: dict[str, FinishReason] = {
     "blocklist": "content_filter",
     "prohibited_content": "content_filter",
     "spii": "content_filter",
+    "image_safety": "content_filter",
+    "image_prohibited_content": "content_filter",
+    "language": "content_filter",
+    "model_armor": "content_filter",
+    "other": "stop",
+    "malformed_function_call": "stop",
+    "unexpected_tool_call": "stop",
+    "too_many_tool_calls": "stop",
+    "missing_thought_signature": "stop",
 }
 
 

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from quire.model.base import FrozenModel
 
-WireFormatName = Literal["chat", "messages", "responses"]
+WireFormatName = Literal["chat", "messages", "responses", "gemini"]
 """Wire formats: OpenAI's chat completions, Anthropic's Messages, OpenAI's Responses."""
 Slot = Literal["system", "tools", "memory", "references", "summary", "messages", "recall", "newest"]
 PriorityClass = Literal["critical", "important", "normal", "low"]

@@ -16,7 +16,7 @@ from quire.model.entry_bodies import ContextEpoch, DroppedItem, EditedSummary, L
 from quire.model.json_values import dump_json, is_object
 from quire.proxy.known_messages import iter_item_spans
 from quire.wire import WireMessage
-from quire.wire.item_edits import ItemEditor, list_texts
+from quire.wire.item_edits import ItemEditor
 from quire.wire.labels import describe_drop
 
 
@@ -104,7 +104,7 @@ def _replace_summary(
     # Clients keep messages of the user before the summary and behind it. One that is restored is at its own place. The
     # last one before a reply may repeat an earlier one, unless what is restored ends with it.
     unanswered = [*takewhile(editor.is_question, reversed(bare))]
-    if unanswered and behind and set(list_texts(unanswered[0])) <= set(list_texts(objects[behind[-1]])):
+    if unanswered and behind and set(editor.list_texts(unanswered[0])) <= set(editor.list_texts(objects[behind[-1]])):
         questions[editor.join_texts(unanswered[0])] -= 1
         replaced[behind[-1]] = ()
     for at in reversed([*(() if is_whole else before), *behind[:-1]]):
@@ -342,7 +342,7 @@ def _locate_drops(
         if target.results or not target.text:
             continue
         for index, item in enumerate(items[:protected]):
-            if is_object(item) and item.get("role") == target.role and editor.join_texts(item) == target.text:
+            if is_object(item) and editor.has_role(item, target.role) and editor.join_texts(item) == target.text:
                 anchor, chars = editor.make_anchor(items, index), len(target.text)
                 yield DroppedItem(message=target.message, chars=chars, tokens=target.tokens, item=anchor)
                 break

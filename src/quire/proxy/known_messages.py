@@ -145,9 +145,14 @@ class KnownMessageCache:
         if known.messages and count_leading(items[len(known.items) :], codec.leading_roles or frozenset()):
             # Parsed without the known messages, these would be instructions.
             return None
+        editor = codec.item_editor
+
+        def is_reply(item: object) -> bool:
+            return is_object(item) and editor.is_reply(item)
+
         # The last place after the known items where a reply begins and a few more items follow.
         places = range(len(items) - MIN_CHANGING_ITEMS - 1, len(known.items), -1)
-        cut = next((index for index in places if _is_reply(items[index]) and not _is_reply(items[index - 1])), None)
+        cut = next((index for index in places if is_reply(items[index]) and not is_reply(items[index - 1])), None)
 
         def parse(start: int, end: int | None) -> ClientRequest:
             return codec.parse_request(
@@ -297,10 +302,6 @@ def _measure_items(codec: Codec, body: ClientBody, known: KnownStart, items: Seq
         if fields is None or fields[codec.item_field] != items[cut:]:
             return None
     return size
-
-
-def _is_reply(item: object) -> bool:
-    return is_object(item) and item.get("role") == "assistant"
 
 
 def count_leading(items: Sequence[object], roles: frozenset[str]) -> int:

@@ -32,7 +32,7 @@ from quire.proxy.translation import add_unrecorded_messages, encode_translated, 
 from quire.view.assembly import Assembly
 from quire.view.layout import RenderedRequest
 from quire.wire.client_messages import ClientMessage, compute_client_paths, normalize_message
-from quire.wire.codec import ClientRequest, Codec, encode_body, parse_body
+from quire.wire.codec import ClientRequest, Codec, parse_body
 
 APPEND_BATCH_MESSAGES = 500
 """Messages that are appended in one transaction; each one takes time on the event loop."""
@@ -264,7 +264,7 @@ async def _send_list(
             content = encode_translated(recognized, listed, model=upstream_model)
         elif upstream_model:
             body = parse_body(client_request.raw) if client_request.is_edited else client_request.body
-            content = encode_body({**body, "model": upstream_model})
+            content = client_request.codec.encode_body({**body, "model": upstream_model})
         return content, _build_forwarded(form, content, recognized, rendered, record)
 
     content, forwarded = await run_sized(size, encode)

@@ -5,13 +5,14 @@ What has no place in the upstream's format is listed by name.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from quire.errors import ModelUnavailable, QuireError, error_detail
 from quire.model import FilePart, ImagePart, Message, TextPart, ThinkingPart, ToolCallPart
 from quire.model.base import JsonObject
 from quire.model.finish_reasons import FinishReason, normalize_finish_reason
-from quire.model.ids import now
+from quire.model.ids import new_id, now
 from quire.model.json_values import get_object, get_text
 from quire.model.messages import Part, ToolResultPart
 from quire.proxy.engine_variants import RecognizedRequest
@@ -19,8 +20,8 @@ from quire.view.layout import RenderedRequest
 from quire.view.rendered import MessageCounter
 from quire.wire import Reply
 from quire.wire.client_messages import get_content_substitutes, get_placeholder_type
-from quire.wire.codec import Codec, ReplyContext, ReplyEncoder, encode_body
-from quire.wire.fields import to_safe_name
+from quire.wire.codec import Codec, ReplyContext, ReplyEncoder
+from quire.wire.fields import MADE_ID_PREFIX, to_safe_name
 from quire.wire.http_errors import error_code
 from quire.wire.replies import ReplyDelta, ReplyText, ReplyThinking, ReplyToolCall
 
@@ -41,7 +42,7 @@ def encode_translated(recognized: RecognizedRequest, rendered: RenderedRequest, 
         room = policy.window - round(rendered.tokens * recognized.ratio)
         options = replace(options, max_tokens=max(MIN_REPLY_TOKENS, min(limit, room)))
     fields = target.translate_options(options).fields
-    return encode_body({**rendered.to_payload(), **fields, "model": model or request.model})
+    return target.encode_body({**rendered.to_payload(), **fields, "model": model or request.model})
 
 
 def add_unrecorded_messages(recognized: RecognizedRequest, rendered: RenderedRequest) -> RenderedRequest:
@@ -108,6 +109,8 @@ class ReplyTranslator:
             input_tokens=round(recognized.tokens * recognized.ratio),
         )
         self._encoder: ReplyEncoder = client_request.codec.make_encoder(context)
+        self._made_ids: dict[int, str] = {}
+        """Unique IDs by place of the calls to which the upstream gave none."""
 
     @property
     def keep_alive(self) -> bytes:
@@ -119,12 +122,15 @@ class ReplyTranslator:
 
     @property
     def content_type(self) -> str:
-        return "text/event-stream; charset=utf-8" if self._is_stream else "application/json"
+        return self._encoder.stream_content_type if self._is_stream else "application/json"
 
     def adapt(self, reply: Reply) -> Reply:
         """The reply as the client gets it, which the log records: with IDs of calls that every format accepts."""
+        places = count()
         parts = tuple(
-            part.model_copy(update={"id": to_safe_name(part.id)}) if isinstance(part, ToolCallPart) else part
+            part.model_copy(update={"id": self._name_call(next(places), part.id)})
+            if isinstance(part, ToolCallPart)
+            else part
             for part in reply.message.parts
         )
         message = reply.message.model_copy(update={"parts": parts})
@@ -138,7 +144,18 @@ class ReplyTranslator:
         return self._encoder.start()
 
     def encode(self, deltas: Sequence[ReplyDelta]) -> bytes:
-        return b"".join(self._encoder.encode(_adapt_delta(delta)) for delta in deltas)
+        return b"".join(map(self._encoder.encode, map(self._adapt_delta, deltas)))
+
+    def _adapt_delta(self, delta: ReplyDelta) -> ReplyDelta:
+        if isinstance(delta, ReplyToolCall) and (delta.id or delta.name):
+            return delta._replace(id=self._name_call(delta.position, delta.id))
+        return delta
+
+    def _name_call(self, position: int, id_: str) -> str:
+        if not id_.startswith(MADE_ID_PREFIX):
+            return to_safe_name(id_)
+        # The client may need IDs that are unique in its whole list.
+        return self._made_ids.setdefault(position, f"{MADE_ID_PREFIX}{new_id()}")
 
     def finish(self, replies: Sequence[Reply], error: dict[str, Any] | None) -> bytes:
         """The end of a stream: of the reply, or the upstream's error."""
@@ -179,9 +196,3 @@ def to_deltas(message: Message) -> list[ReplyDelta]:
             case _:
                 pass
     return deltas
-
-
-def _adapt_delta(delta: ReplyDelta) -> ReplyDelta:
-    if isinstance(delta, ReplyToolCall) and (delta.id or delta.name):
-        return delta._replace(id=to_safe_name(delta.id))
-    return delta

@@ -21,6 +21,7 @@ for _router in (
     gateway.router,
     gateway.responses_router,
     gateway.conversations_router,
+    gateway.gemini_router,
     *ROUTERS,
     gateway.other_paths_router,
 ):

@@ -53,7 +53,7 @@ from quire.settings import Settings
 from quire.settings.schema import tenant_quota_for
 from quire.store import DEFAULT_TENANT
 
-KEY_HEADERS = ("authorization", "x-api-key", "api-key")
+KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 """Headers in which clients send API keys: a key of Quire, the local token, or credentials for a provider."""
 OWN_KEY_HEADER = "x-quire-key"
 """Header for a key of Quire or the local token alone. With it, `KEY_HEADERS` are credentials for a provider."""
@@ -61,7 +61,7 @@ OWN_KEY_HEADER = "x-quire-key"
 CALLER_SCOPE_KEY = "quire.caller"
 """ASGI scope key under which a middleware stores an authenticated caller. Clients cannot set it: it is no header."""
 
-PROTECTED_PREFIXES = ("/api/", "/v1/", "/mcp")
+PROTECTED_PREFIXES = ("/api/", "/v1/", "/v1beta/", "/mcp")
 """Path prefixes that need a key, whatever a route depends on."""
 PUBLIC_PATHS = ("/api/openapi.json", "/api/hello")
 """Exceptions to `PROTECTED_PREFIXES`. Claude Code probes `/api/hello` without a key; it does not exist."""
@@ -303,8 +303,8 @@ class RequireScope(SecurityBase):
 
     model = HTTPBearer(
         bearerFormat="quire_<id>_<secret>",
-        description="An API key made by `quire key create`. Clients may also send it in `x-api-key`, `api-key` or "
-        "`X-Quire-Key`.",
+        description="An API key made by `quire key create`. Clients may also send it in `x-api-key`, `api-key`, "
+        "`x-goog-api-key` or `X-Quire-Key`.",
     )
     scheme_name = "key"
 

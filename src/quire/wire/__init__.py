@@ -32,6 +32,10 @@ def wire_format_for(name: WireFormatName, *, model: str = "") -> WireFormat:
             from quire.wire.responses.render import OpenAIResponsesFormat
 
             return OpenAIResponsesFormat(model)
+        case "gemini":
+            from quire.wire.gemini.render import GeminiFormat
+
+            return GeminiFormat(model)
 
 
 def infer_wire_format(model: str) -> WireFormatName:

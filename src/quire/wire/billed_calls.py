@@ -69,6 +69,7 @@ def count_reasoning_tokens(usage: Usage) -> int:
     details = get_object(fields, "output_tokens_details", "completion_tokens_details")
     values: tuple[object, ...] = (
         details.get("reasoning_tokens"), details.get("thinking_tokens"), fields.get("reasoning_output_tokens"),
+        fields.get("thoughtsTokenCount"),
     )  # fmt: skip
     return min(max(map(_read_count, values)), usage.output_tokens)
 

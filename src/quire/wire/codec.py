@@ -265,6 +265,10 @@ class ReplyEncoder(ABC):
         self.context = context
 
     @property
+    def stream_content_type(self) -> str:
+        return "text/event-stream; charset=utf-8"
+
+    @property
     def response_id(self) -> str | None:
         """ID of the reply that a later request may refer to, if the format has such references."""
         return None
@@ -302,7 +306,9 @@ class Codec(ABC):
 
     name: ClassVar[WireFormatName]
     create_path: ClassVar[str]
-    """Path of an upstream that creates a reply."""
+    """Path of an upstream that creates a reply, unless `build_create_path` has another."""
+    stream_query: ClassVar[str] = ""
+    """Query of a request for a stream, if the format has one."""
     default_overflow: ClassVar[Literal["fit", "refuse"]] = "refuse"
     """What happens to a request that exceeds the window. Agents of most formats shorten their own histories."""
     translated_headers: ClassVar[Mapping[str, str]] = {}
@@ -335,6 +341,14 @@ class Codec(ABC):
     @abstractmethod
     def parse_request(self, raw: bytes, body: dict[str, Any]) -> ClientRequest:
         """Parses a body; raises `UnreadableBody` if it has no messages that Quire can store."""
+
+    def encode_body(self, body: dict[str, Any]) -> bytes:
+        """Encodes the fields of a request, without those that its URL has."""
+        return encode_body(body)
+
+    def find_stored_id(self, raw: bytes, body: Mapping[str, Any]) -> str | None:
+        """The first ID in a body of something that the provider stores."""
+        return find_stored_id(raw, body, self.item_field)
 
     def has_unsendable(self, request: ClientRequest) -> bool:
         """Whether the request may have something that only Quire's translation had added."""
@@ -496,6 +510,16 @@ class Codec(ABC):
             yield value.get("type")
             for name in ("content", "output"):
                 yield from self.list_types(filter_objects(value.get(name)))
+
+    def build_create_path(self, model: str, *, stream: bool) -> str:
+        return self.create_path
+
+    def build_count_path(self, model: str) -> str | None:
+        return self.count_path
+
+    def parse_models(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The models in an upstream's list, each with its name as `id`."""
+        return [model for model in filter_objects(body.get("data")) if model.get("id")]
 
     def build_url(self, base_url: str, path: str) -> str:
         return f"{base_url.rstrip('/')}/{path}"

@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from quire.model.policy import WireFormatName
 from quire.wire.chat.codec import ChatCodec
 from quire.wire.codec import Codec
+from quire.wire.gemini.codec import GeminiCodec
 from quire.wire.messages.codec import MessagesCodec
 from quire.wire.responses.codec import ResponsesCodec
 
 CHAT = ChatCodec()
 MESSAGES = MessagesCodec()
 RESPONSES = ResponsesCodec()
-CODECS: dict[WireFormatName, Codec] = {codec.name: codec for codec in (CHAT, MESSAGES, RESPONSES)}
+GEMINI = GeminiCodec()
+CODECS: dict[WireFormatName, Codec] = {codec.name: codec for codec in (CHAT, MESSAGES, RESPONSES, GEMINI)}
 
 
 def choose_only_format(spoken: Sequence[WireFormatName]) -> Codec:

@@ -20,6 +20,8 @@ from quire.model.policy import WireFormatName
 from quire.wire.base import WireMessage
 from quire.wire.tokens import TokenCounter
 
+MADE_ID_PREFIX = "quire-call-"
+"""Start of the ID of a call whose provider gave it none, in a format where IDs are optional."""
 _MAX_NAME_CHARS = 64
 _VALID_NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{_MAX_NAME_CHARS}}}")
 _INVALID_NAME_CHARS = re.compile(r"[^a-zA-Z0-9_-]")

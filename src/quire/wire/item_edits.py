@@ -53,11 +53,11 @@ class ItemEditor(ABC):
 
     def has_quote(self, items: Sequence[object], text: str) -> bool:
         """Whether the text is already quoted in the first of these items, or directly behind it."""
-        texts = [list_texts(item) if is_object(item) else [] for item in items[:1]]
+        texts = [self.list_texts(item) if is_object(item) else [] for item in items[:1]]
         for item in items[1:]:
             if not is_object(item) or not self.is_question(item):
                 break
-            texts.append(list_texts(item))
+            texts.append(self.list_texts(item))
         return any(text in each for each in texts)
 
     def has_signed_thinking(self, item: WireMessage) -> bool:
@@ -70,7 +70,16 @@ class ItemEditor(ABC):
 
     def join_texts(self, item: WireMessage) -> str:
         """All texts of a message, joined."""
-        return "".join(list_texts(item))
+        return "".join(self.list_texts(item))
+
+    def list_texts(self, item: WireMessage) -> list[str]:
+        content = item.get("content")
+        if isinstance(content, str):
+            return [content]
+        return [text for block in filter_objects(content) if isinstance(text := block.get("text"), str)]
+
+    def has_role(self, item: WireMessage, role: str) -> bool:
+        return item.get("role") == role
 
     def remove_texts(self, item: WireMessage, texts: Collection[str]) -> WireMessage:
         """The item without blocks of these texts, if another one is left."""
@@ -97,10 +106,3 @@ class ItemEditor(ABC):
     def holds_anchor(self, items: Sequence[object], anchor: ListAnchor) -> bool:
         """Whether the list has this item at this place."""
         return anchor.index < len(items) and self.make_anchor(items, anchor.index) == anchor
-
-
-def list_texts(item: WireMessage) -> list[str]:
-    content = item.get("content")
-    if isinstance(content, str):
-        return [content]
-    return [text for block in filter_objects(content) if isinstance(text := block.get("text"), str)]

@@ -5,7 +5,8 @@ with `on_store_failure = "pass_through"`, requests during a store outage.
 """
 
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -44,8 +45,6 @@ from quire.wire.codec import (
     Codec,
     RequestLimitExceeded,
     UnreadableBody,
-    encode_body,
-    find_stored_id,
     get_model_name,
 )
 from quire.wire.codecs import choose_target
@@ -72,6 +71,8 @@ class Exchange:
     telemetry: Telemetry
     codec: Codec
     query: str = ""
+    path_fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of the request that the path has in place of the body, such as the model."""
 
     async def respond(self, writer: ResponseWriter, *, path: str | None = None) -> None:
         """Answers the request, by another path of the upstream if one is given; errors become responses."""
@@ -84,12 +85,13 @@ class Exchange:
             return await self._send_error(writer, codec.build_error(400, str(error), code="invalid_json"))
         except RequestLimitExceeded as error:
             return await self._send_error(writer, codec.build_error(400, str(error), code="request_limit_exceeded"))
+        body = self.add_path_fields(body)
         model = get_model_name(body.fields)
         upstream = self.server_state.upstream_for(model)
         if upstream is None:
             return await self._send_error(writer, self.build_no_upstream_error(model))
         try:
-            call = self.build_call(upstream, path)
+            call = self.build_call(upstream, path, fields=body.fields)
             await check_body(body, self.caller, upstream)
             prepared = await self._prepare(body, upstream)
         except QuireError as error:
@@ -105,19 +107,26 @@ class Exchange:
         )
         return await Relay(writer, call, recorder, refit=self._refit, telemetry=self.telemetry).run()
 
-    def build_call(self, upstream: Upstream, path: str | None = None) -> UpstreamCall:
-        """Builds the call of the upstream that creates a reply, or one of another path."""
+    def add_path_fields(self, body: ClientBody) -> ClientBody:
+        return replace(body, fields={**body.fields, **self.path_fields}) if self.path_fields else body
+
+    def build_call(
+        self, upstream: Upstream, path: str | None = None, *, fields: Mapping[str, Any] | None = None
+    ) -> UpstreamCall:
+        """Builds the call of the upstream that creates a reply to these fields, or one of another path."""
         target = choose_target(self.codec, upstream.speaks)
         is_translated = target is not self.codec
+        model, is_stream = upstream.model or get_model_name(fields or {}), (fields or {}).get("stream") is True
+        own_query = target.stream_query if is_stream else ""
         return build_upstream_call(
             upstream,
             target,
-            path or target.create_path,
+            path or target.build_create_path(model, stream=is_stream),
             server_state=self.server_state,
             caller=self.caller,
             headers=self.headers,
             is_translated=is_translated,
-            query="" if is_translated else self.query,
+            query=own_query if is_translated else self.query,
         )
 
     async def _send_error(self, writer: ResponseWriter, error: ErrorResponse) -> None:
@@ -134,7 +143,8 @@ class Exchange:
         """Forwards a body in the client's own format as a call that is no turn, with the upstream's model name."""
         model, content = get_model_name(body.fields), body.raw
         if upstream.model:
-            content = await run_sized(len(content), encode_body, {**body.fields, "model": upstream.model})
+            renamed = {**body.fields, "model": upstream.model}
+            content = await run_sized(len(content), self.codec.encode_body, renamed)
         engine = engine_for_caller(self.server_state, self.caller, model=model or None)
         try:
             await forward_unrecorded(
@@ -190,7 +200,7 @@ class Exchange:
         if references := self.codec.list_item_references(body.fields):
             resolved = await resolve_items(self.codec, body.fields, references, self.get_store())
             if resolved is not body.fields:
-                body = ClientBody(raw=await run_sized(len(body.raw), encode_body, resolved), fields=resolved)
+                body = ClientBody(raw=await run_sized(len(body.raw), self.codec.encode_body, resolved), fields=resolved)
         is_native = choose_target(self.codec, upstream.speaks) is self.codec
         if is_native and self.shares_account(upstream):
             if unknown := self.codec.list_item_references(body.fields):
@@ -199,7 +209,7 @@ class Exchange:
             # Known messages were checked when they were new, unless they went to an account of their client.
             is_checked = all(each.credentials == "operator" for each in upstreams)
             raw = body.raw_rest if is_checked else body.raw
-            stored = await run_sized(body.work_bytes, find_stored_id, raw, body.fields, self.codec.item_field)
+            stored = await run_sized(body.work_bytes, self.codec.find_stored_id, raw, body.fields)
             if stored is not None:
                 raise InvalidRequest(
                     f"The request refers to {stored!r}, which the provider stores for all tenants of this server; "

@@ -7,13 +7,13 @@ from pydantic_core import from_json
 from starlette.datastructures import Headers
 
 from quire.errors import InvalidKey, ModelError
-from quire.model.json_values import filter_objects, is_object
+from quire.model.json_values import is_object
 from quire.server.auth import KEY_HEADERS, Caller
 from quire.server.gateway.upstream import build_upstream_call
 from quire.server.state import ServerState
 from quire.settings.schema import Upstream
 from quire.view.model_table import find_layers, merge_layers
-from quire.wire.codecs import MESSAGES, choose_only_format
+from quire.wire.codecs import GEMINI, MESSAGES, choose_only_format
 
 MODEL_LIST_TIMEOUT_SECONDS = 10.0
 """Seconds to wait for an upstream's list of models; a slower upstream contributes none."""
@@ -75,10 +75,12 @@ def _find_recipient(upstreams: list[Upstream], headers: Headers) -> Upstream | N
     is_anthropic = "anthropic-version" in headers or any(
         headers.get(name, "").removeprefix("Bearer ").startswith(ANTHROPIC_KEY_PREFIX) for name in KEY_HEADERS
     )
+    own = MESSAGES if is_anthropic else GEMINI if is_google_client(headers) else None
     candidates = [
         each
         for each in upstreams
-        if each.credentials == "client" and (choose_only_format(each.speaks) is MESSAGES) == is_anthropic
+        if each.credentials == "client"
+        and own is (codec if (codec := choose_only_format(each.speaks)) in (MESSAGES, GEMINI) else None)
     ]
     return candidates[0] if len(candidates) == 1 else None
 
@@ -101,7 +103,23 @@ async def _fetch_models(
         body: object = from_json(raw) if status == 200 else None
     except (InvalidKey, ModelError, ValueError, TimeoutError):
         return []
-    return [model for model in filter_objects(body.get("data")) if model.get("id")] if is_object(body) else []
+    return choose_only_format(upstream.speaks).parse_models(body) if is_object(body) else []
+
+
+def is_google_client(headers: Headers) -> bool:
+    return "x-goog-api-key" in headers or "x-goog-api-client" in headers
+
+
+def build_google_model(model: dict[str, Any]) -> dict[str, Any]:
+    """A model as Google's clients read it."""
+    limits = {"inputTokenLimit": model.get("max_input_tokens"), "outputTokenLimit": model.get("max_tokens")}
+    return {
+        "name": f"models/{model['id']}",
+        "displayName": model["display_name"],
+        "version": "",
+        **{name: value for name, value in limits.items() if value is not None},
+        "supportedGenerationMethods": ["generateContent", "countTokens"],
+    }
 
 
 def build_model_list(models: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,12 +1,15 @@
 """Responses of the gateway: an ASGI writer, cancellation when the client disconnects, errors in the client's format.
 
 The server's own errors are problem documents (RFC 9457). Clients of OpenAI's formats read an `error` object in them,
-and Anthropic's clients read only Anthropic's errors. So errors under `/v1` are rewritten, wherever they arise.
+and the clients of Anthropic and Google read only their own errors. So errors of the gateway's paths are rewritten,
+wherever they arise.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from urllib.parse import parse_qsl, urlencode
 
 from pydantic_core import from_json
 from starlette.datastructures import Headers
@@ -16,11 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.model.json_values import get_text, is_object
 from quire.wire.codec import Codec
-from quire.wire.codecs import CHAT, MESSAGES
+from quire.wire.codecs import CHAT, GEMINI, MESSAGES
 from quire.wire.http_errors import PROBLEM_MEDIA_TYPE, ErrorResponse
 
-GATEWAY_PREFIX = "/v1/"
+GATEWAY_PREFIXES = ("/v1/", "/v1beta/")
 MESSAGES_PREFIXES = ("/v1/messages", "/v1/v1/messages")
+GEMINI_PATH = re.compile(r"/v1beta/|/v1/models/.+:")
 
 ResponseHandler = Callable[["ResponseWriter"], Awaitable[None]]
 
@@ -89,10 +93,26 @@ class ErrorFormatMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(GATEWAY_PREFIX):
+        path: str = scope["path"]
+        if scope["type"] != "http" or not path.startswith(GATEWAY_PREFIXES):
             return await self._app(scope, receive, send)
-        rewriter = _ProblemRewriter(send, MESSAGES if scope["path"].startswith(MESSAGES_PREFIXES) else CHAT)
-        return await self._app(scope, receive, rewriter.send)
+        codec: Codec = MESSAGES if path.startswith(MESSAGES_PREFIXES) else CHAT
+        if GEMINI_PATH.match(path):
+            codec = GEMINI
+            move_key_to_header(scope)
+        return await self._app(scope, receive, _ProblemRewriter(send, codec).send)
+
+
+def move_key_to_header(scope: Scope) -> None:
+    """Moves an API key from the query, where Google's clients may send it, to the header.
+
+    No log and no upstream gets a URL with a key.
+    """
+    query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    keys = [value for name, value in query if name == "key"]
+    if keys:
+        scope["query_string"] = urlencode([pair for pair in query if pair[0] != "key"]).encode()
+        scope["headers"] = [*scope["headers"], *((b"x-goog-api-key", key.encode()) for key in keys)]
 
 
 class _ProblemRewriter:

@@ -1,7 +1,7 @@
 """Routes of the gateway that create replies, count tokens and list models, and all other paths under `/v1`."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
@@ -20,7 +20,7 @@ from quire.proxy.recognition import HeadCache, HistoryMatch, RequestedConversati
 from quire.server.auth import Caller
 from quire.server.dependencies import ChatCaller, engine_for_caller
 from quire.server.gateway.exchange import Exchange
-from quire.server.gateway.model_list import build_model_list, collect_models
+from quire.server.gateway.model_list import build_google_model, build_model_list, collect_models, is_google_client
 from quire.server.gateway.response import CancellableResponse, ResponseWriter, to_http_response
 from quire.server.gateway.response_compaction import respond_or_compact, respond_with_compaction
 from quire.server.gateway.unrecorded_calls import check_body, forward_unrecorded
@@ -59,15 +59,17 @@ async def respond_with_token_count(exchange: Exchange, writer: ResponseWriter) -
     """Answers with the tokens of the request that would be sent now: the client's list with the user's edits."""
     codec = exchange.codec
     try:
-        body = await run_sized(len(exchange.raw_body), parse_body, exchange.raw_body)
+        fields = await run_sized(len(exchange.raw_body), parse_body, exchange.raw_body)
+        client_body = exchange.add_path_fields(ClientBody(raw=exchange.raw_body, fields=fields))
+        body = client_body.fields
         model = get_model_name(body)
         upstream = exchange.server_state.upstream_for(model)
         if upstream is None:
             return await writer.send_error(exchange.build_no_upstream_error(model), {})
-        client_body = ClientBody(raw=exchange.raw_body, fields=body)
         await check_body(client_body, exchange.caller, upstream)
-        if choose_target(codec, upstream.speaks) is codec and codec.count_path is not None:
-            call = exchange.build_call(upstream, codec.count_path)
+        count_path = codec.build_count_path(upstream.model or model)
+        if choose_target(codec, upstream.speaks) is codec and count_path is not None:
+            call = exchange.build_call(upstream, count_path)
             client_body = await exchange.resolve_references(client_body, upstream)
             client_body = await _edit_counted(exchange, client_body, upstream)
             if exchange.shares_account(upstream) and codec.refers_to_log(client_body.fields):
@@ -113,7 +115,8 @@ async def _edit_counted(exchange: Exchange, body: ClientBody, upstream: Upstream
         return body
     if not edited.is_edited:
         return body
-    return ClientBody(raw=edited.raw, fields=await run_sized(len(edited.raw), parse_body, edited.raw))
+    fields = await run_sized(len(edited.raw), parse_body, edited.raw)
+    return exchange.add_path_fields(ClientBody(raw=edited.raw, fields=fields))
 
 
 @router.post("/chat/completions", response_class=Response, summary="Create a chat completion within the context window")
@@ -121,7 +124,7 @@ async def create_chat_completion(
     request: Request, caller: ChatCaller, conversation: ConversationHeader = None, branch: BranchHeader = None
 ) -> Response:
     """OpenAI's chat completions. Requests that fit are passed through, others are fitted. All are recorded."""
-    return await _exchange(request, caller, CHAT, conversation, branch)
+    return await run_exchange(request, caller, CHAT, conversation, branch)
 
 
 MESSAGES_ERRORS: dict[int | str, dict[str, Any]] = {
@@ -142,7 +145,7 @@ async def create_message(
     request: Request, caller: ChatCaller, conversation: ConversationHeader = None, branch: BranchHeader = None
 ) -> Response:
     """Anthropic's Messages. Passed through to an upstream that speaks them, else translated. All are recorded."""
-    return await _exchange(request, caller, MESSAGES, conversation, branch)
+    return await run_exchange(request, caller, MESSAGES, conversation, branch)
 
 
 @router.post(
@@ -154,7 +157,7 @@ async def create_message(
 @router.post("/v1/messages/count_tokens", response_class=Response, include_in_schema=False)
 async def count_message_tokens(request: Request, caller: ChatCaller) -> Response:
     """Counts the request as it would be sent now: by an upstream that speaks Messages, else by Quire."""
-    return await _exchange(request, caller, MESSAGES, None, None, respond=respond_with_token_count)
+    return await run_exchange(request, caller, MESSAGES, None, None, respond=respond_with_token_count)
 
 
 @router.post("/responses", response_class=Response, summary="Create a response within the context window")
@@ -162,25 +165,25 @@ async def create_response(
     request: Request, caller: ChatCaller, conversation: ConversationHeader = None, branch: BranchHeader = None
 ) -> Response:
     """OpenAI's Responses. Passed through to an upstream that speaks them, else translated. All are recorded."""
-    return await _exchange(request, caller, RESPONSES, conversation, branch, respond=respond_or_compact)
+    return await run_exchange(request, caller, RESPONSES, conversation, branch, respond=respond_or_compact)
 
 
 @router.post("/responses/input_tokens", response_class=Response, summary="Count the tokens of a response request")
 async def count_response_tokens(request: Request, caller: ChatCaller) -> Response:
     """Counts the request as it would be sent now: by an upstream that speaks Responses, else by Quire."""
-    return await _exchange(request, caller, RESPONSES, None, None, respond=respond_with_token_count)
+    return await run_exchange(request, caller, RESPONSES, None, None, respond=respond_with_token_count)
 
 
 @router.post("/responses/compact", response_class=Response, summary="Compact a history")
 async def compact_response(request: Request, caller: ChatCaller) -> Response:
     """Compacts by an upstream that speaks Responses, else the conversation of the log."""
-    return await _exchange(request, caller, RESPONSES, None, None, respond=respond_with_compaction)
+    return await run_exchange(request, caller, RESPONSES, None, None, respond=respond_with_compaction)
 
 
 Responder = Callable[[Exchange, ResponseWriter], Awaitable[None]]
 
 
-async def _exchange(
+async def run_exchange(
     request: Request,
     caller: Caller,
     codec: Codec,
@@ -188,7 +191,9 @@ async def _exchange(
     branch: int | None,
     *,
     respond: Responder = Exchange.respond,
+    path_fields: Mapping[str, Any] | None = None,
 ) -> Response:
+    """Answers a request of one format."""
     try:
         requested = RequestedConversation(conversation and decode_conversation_header(conversation), branch)
         raw = await request.body()
@@ -215,6 +220,7 @@ async def _exchange(
         telemetry=get_telemetry(request),
         codec=codec,
         query=request.url.query,
+        path_fields=path_fields or {},
     )
     return CancellableResponse(request, partial(respond, exchange))
 
@@ -222,7 +228,10 @@ async def _exchange(
 @router.get("/models", summary="List models")
 async def list_models(request: Request, caller: ChatCaller) -> dict[str, object]:
     """Lists the models of all upstreams, and those named in the settings."""
-    return build_model_list(await collect_models(get_server_state(request), caller, request.headers))
+    models = await collect_models(get_server_state(request), caller, request.headers)
+    if is_google_client(request.headers):
+        return {"models": [build_google_model(model) for model in models]}
+    return build_model_list(models)
 
 
 @router.get("/models/{model:path}", summary="Show a model")
@@ -232,7 +241,7 @@ async def get_model(request: Request, caller: ChatCaller, model: str) -> dict[st
     found = next((each for each in models if each["id"] == model), None)
     if found is None:
         raise HTTPException(404, f"No upstream lists the model {model!r}.")
-    return found
+    return build_google_model(found) if is_google_client(request.headers) else found
 
 
 class _GatewayState(NamedTuple):

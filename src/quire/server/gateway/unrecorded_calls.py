@@ -26,6 +26,7 @@ from quire.server.telemetry import Telemetry
 from quire.settings.schema import Upstream
 from quire.wire.chat import parse as chat
 from quire.wire.codec import Codec, find_repeated_field, get_model_name
+from quire.wire.gemini import parse as gemini
 from quire.wire.json_limits import exceeds_json_limit
 from quire.wire.messages import parse as messages
 from quire.wire.responses import parse as responses
@@ -142,12 +143,14 @@ def _read_usage(content: bytes) -> Usage | None:
     if not exceeds_json_limit(content):
         with suppress(ValueError):
             body = from_json(content)
-    counts = get_object(body, "usage") if is_object(body) else {}
+    counts = get_object(body, "usage", "usageMetadata") if is_object(body) else {}
     if not is_object(body) or not counts:
         return None
     parse = responses.parse_usage
     if "prompt_tokens" in counts:
         parse = chat.parse_usage
+    elif "usageMetadata" in body:
+        parse = gemini.parse_usage
     elif "cache_read_input_tokens" in counts or "cache_creation_input_tokens" in counts:
         parse = messages.parse_usage
     with suppress(ValueError, TypeError):

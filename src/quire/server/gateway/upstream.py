@@ -34,8 +34,11 @@ _NEUTRAL_HEADERS = frozenset(
 """Request headers that go upstream in any format: what clients of every provider send, and OpenRouter's two names of an
 application."""
 _FORMAT_HEADERS = frozenset(
-    {"openai-beta", "originator", "session-id", "session_id", "thread-id", "x-app", "x-session-affinity"}
-)
+    {
+        "openai-beta", "originator", "session-id", "session_id", "thread-id", "x-app", "x-goog-api-client",
+        "x-session-affinity",
+    }
+)  # fmt: skip
 _FORMAT_PREFIXES = (
     "anthropic-",
     "x-claude-code-",
@@ -47,7 +50,7 @@ _FORMAT_PREFIXES = (
 )
 """Request headers that belong to the client's wire format or program; a translated request has another format."""
 _CREDENTIALS = frozenset(
-    {*KEY_HEADERS, "x-goog-api-key", "openai-organization", "openai-project", "chatgpt-account-id"}
+    {*KEY_HEADERS, "openai-organization", "openai-project", "chatgpt-account-id", "x-goog-user-project"}
 )
 """Request headers with credentials, or with the account at the upstream that is charged."""
 

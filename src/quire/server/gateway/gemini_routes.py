@@ -1,0 +1,107 @@
+"""Routes of Google's Gemini API: create replies, count tokens and list models.
+
+The model and the method are in the path, under `/v1beta` and `/v1`. Lists of models at `/v1/models` are in
+`gateway.routes`: clients of all formats read them there.
+"""
+
+from typing import Any
+
+from fastapi import APIRouter, HTTPException, Request
+from starlette.responses import Response
+
+from quire.errors import InvalidRequest
+from quire.model.policy import MAX_MODEL_NAME_CHARS
+from quire.server.auth import Caller
+from quire.server.dependencies import ChatCaller
+from quire.server.gateway.exchange import Exchange
+from quire.server.gateway.model_list import build_google_model, collect_models
+from quire.server.gateway.response import to_http_response
+from quire.server.gateway.routes import (
+    MESSAGES_ERRORS,
+    BranchHeader,
+    ConversationHeader,
+    Responder,
+    respond_with_token_count,
+    run_exchange,
+)
+from quire.server.state import get_server_state
+from quire.wire.codecs import GEMINI
+
+router = APIRouter(tags=["gateway"], responses=MESSAGES_ERRORS)
+
+
+async def _generate(
+    request: Request,
+    caller: Caller,
+    model: str,
+    conversation: str | None,
+    branch: int | None,
+    *,
+    stream: bool = False,
+    respond: Responder = Exchange.respond,
+) -> Response:
+    if len(model) > MAX_MODEL_NAME_CHARS:
+        detail = f"The name of the model has more than {MAX_MODEL_NAME_CHARS} characters."
+        return to_http_response(GEMINI.to_error_response(InvalidRequest(detail)))
+    fields: dict[str, Any] = {"model": model}
+    if stream:
+        fields |= {"stream": True, "alt": request.query_params.get("alt")}
+    return await run_exchange(request, caller, GEMINI, conversation, branch, respond=respond, path_fields=fields)
+
+
+@router.post(
+    "/v1beta/models/{model:path}:generateContent",
+    response_class=Response,
+    summary="Generate content within the context window",
+)
+@router.post("/v1/models/{model:path}:generateContent", response_class=Response, include_in_schema=False)
+async def generate_content(
+    request: Request,
+    caller: ChatCaller,
+    model: str,
+    conversation: ConversationHeader = None,
+    branch: BranchHeader = None,
+) -> Response:
+    """Google's `generateContent`. Passed through to an upstream that speaks it, else translated. All are recorded."""
+    return await _generate(request, caller, model, conversation, branch)
+
+
+@router.post(
+    "/v1beta/models/{model:path}:streamGenerateContent",
+    response_class=Response,
+    summary="Stream content within the context window",
+)
+@router.post("/v1/models/{model:path}:streamGenerateContent", response_class=Response, include_in_schema=False)
+async def stream_generate_content(
+    request: Request,
+    caller: ChatCaller,
+    model: str,
+    conversation: ConversationHeader = None,
+    branch: BranchHeader = None,
+) -> Response:
+    """The same as a stream: of events with `alt=sse`, else one JSON list."""
+    return await _generate(request, caller, model, conversation, branch, stream=True)
+
+
+@router.post("/v1beta/models/{model:path}:countTokens", response_class=Response, summary="Count the tokens of contents")
+@router.post("/v1/models/{model:path}:countTokens", response_class=Response, include_in_schema=False)
+async def count_content_tokens(request: Request, caller: ChatCaller, model: str) -> Response:
+    """Counts the request as it would be sent now: by an upstream that speaks Gemini, else by Quire."""
+    return await _generate(request, caller, model, None, None, respond=respond_with_token_count)
+
+
+@router.get("/v1beta/models", summary="List models in Google's form")
+async def list_google_models(request: Request, caller: ChatCaller) -> dict[str, object]:
+    """Lists the models of all upstreams, and those named in the settings."""
+    models = await collect_models(get_server_state(request), caller, request.headers)
+    return {"models": [build_google_model(model) for model in models]}
+
+
+@router.get("/v1beta/models/{model:path}", summary="Show a model in Google's form")
+async def get_google_model(request: Request, caller: ChatCaller, model: str) -> dict[str, object]:
+    """Shows one model of the list."""
+    models = await collect_models(get_server_state(request), caller, request.headers)
+    found = next((each for each in models if each["id"] == model), None)
+    if found is None:
+        raise HTTPException(404, f"No upstream lists the model {model!r}.")
+    return build_google_model(found)
