@@ -12,7 +12,6 @@ from urllib.request import Request, urlopen
 import pytest
 
 from importers.transcript_files import FOLDERS, import_path
-from infra.gemini_provider import run_gemini_provider
 from infra.real_agents import (
     AgentRun,
     Claude,
@@ -172,12 +171,12 @@ async def test_what_an_agent_says_after_resume_is_recorded(tmp_path: Path):
 async def test_gemini_keeps_a_session_that_it_resumed(store: SqlStore, tmp_path: Path):
     """Another start deletes resumed sessions whose file is named by their id; the written one is continued again."""
     sample = await write_sample(store, 3, client="codex")
-    with run_gemini_provider() as provider:
+    with run_scripted_provider() as provider:
         agent = Gemini(tmp_path, provider.url)
         session = await write(store, sample, "gemini", agent.home, agent.work)
         for flags in (session.arguments, (), session.arguments):
             assert (await agent.run(PROMPT, *flags)).exit_code == 0
-        sent = list_gemini_pieces(provider.requests[-1]["contents"])
+        sent = list_gemini_pieces([each for each in provider.requests if each.is_stream][-1].items)
     assert find_missing(sample, sent) == []
     assert len([piece for piece in sent if piece.text == PROMPT]) == 2
 
@@ -207,12 +206,13 @@ async def run_codex(store: SqlStore, sample: ResumeSample, folder: Path) -> tupl
 
 
 async def run_gemini(store: SqlStore, sample: ResumeSample, folder: Path) -> tuple[AgentRun, list[Piece]]:
-    with run_gemini_provider() as provider:
+    with run_scripted_provider() as provider:
         agent = Gemini(folder, provider.url)
         session = await write(store, sample, "gemini", agent.home, agent.work)
         run = await agent.run(PROMPT, *session.arguments)
-        assert provider.requests, run.stdout + run.stderr
-        return run, list_gemini_pieces(provider.requests[0]["contents"])
+        requests = [each for each in provider.requests if each.is_stream]
+        assert requests, run.stdout + run.stderr
+        return run, list_gemini_pieces(requests[0].items)
 
 
 RUNNERS = {"claude": run_claude, "codex": run_codex, "gemini": run_gemini}

@@ -102,6 +102,17 @@ def test_a_window_that_the_vendor_does_not_list_is_taken_from_openrouter():
     assert model_spec_for("gemini-2.5-pro").input_price == Decimal("1.25")
 
 
+@pytest.mark.parametrize("model", ["gemini-3-pro", "google:gemini-3-pro", "models/gemini-3-pro-preview"])
+def test_a_new_gemini_model_has_the_window_and_prices_of_its_preview(model: str):
+    spec = model_spec_for(model)
+    assert (spec.window, spec.input_price, spec.output_price) == (1_048_576, Decimal(2), Decimal(12))
+
+
+def test_a_gemini_model_that_no_table_lists_has_the_window_of_its_family():
+    assert model_spec_for("gemini-9-nova").window == 1_048_576
+    assert model_spec_for("gemini-9-nova").input_price is None
+
+
 @pytest.mark.parametrize(
     "model", ["no such model", "", " ", "/", ":", "a/", ":b", "openai:", "//x::y", "openai:nothing"]
 )

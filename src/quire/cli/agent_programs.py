@@ -15,6 +15,7 @@ KEY_VARIABLE = "QUIRE_KEY"
 """Environment variable with the API key of Quire, for programs that read a header or a key from a variable."""
 ANTHROPIC_URL = "https://api.anthropic.com"
 OPENAI_URL = "https://api.openai.com/v1"
+GEMINI_URL = "https://generativelanguage.googleapis.com"
 CHATGPT_URL = "https://chatgpt.com/backend-api/codex"
 """API of a ChatGPT subscription, as Codex calls it."""
 _PROXY_EXCEPTIONS = "127.0.0.1,localhost"
@@ -81,8 +82,8 @@ def choose_upstreams(
         settings = add_local_model(settings.model_copy(update={"upstreams": upstreams}))
     if not settings.base_url and not settings.upstreams:
         raise InvalidConfiguration(
-            "There is no upstream: set `base_url` or `upstreams`, or the environment variable OPENAI_API_KEY or "
-            "ANTHROPIC_API_KEY."
+            "There is no upstream: set `base_url` or `upstreams`, or the environment variable OPENAI_API_KEY, "
+            "ANTHROPIC_API_KEY or GEMINI_API_KEY."
         )
     return settings
 
@@ -219,6 +220,22 @@ def _connect_codex(gateway: Gateway, environ: Mapping[str, str]) -> Launch:
     return Launch(options=options, variables={KEY_VARIABLE: gateway.key})
 
 
+def _connect_gemini(gateway: Gateway, environ: Mapping[str, str]) -> Launch:
+    """Without a choice in its settings, Gemini CLI accepts another address only as one of Vertex AI.
+
+    So it gets the variables of both: which ones it reads is for its settings to say.
+    """
+    if gateway.passes_credentials:
+        headers = (environ.get("GEMINI_CLI_CUSTOM_HEADERS"), f"X-Quire-Key: {gateway.key}")
+        custom = ", ".join(filter(None, headers))
+        return Launch(variables={"GOOGLE_GEMINI_BASE_URL": gateway.url, "GEMINI_CLI_CUSTOM_HEADERS": custom})
+    addresses = dict.fromkeys(("GOOGLE_GEMINI_BASE_URL", "GOOGLE_VERTEX_BASE_URL"), gateway.url)
+    keys = dict.fromkeys(("GEMINI_API_KEY", "GOOGLE_API_KEY"), gateway.key)
+    # With a project, a client of Vertex AI would log in to it.
+    unset = ("GOOGLE_GENAI_USE_GCA", "GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_PROJECT_ID", "GOOGLE_CLOUD_LOCATION")
+    return Launch(variables={**addresses, **keys, "GOOGLE_GENAI_USE_VERTEXAI": "true"}, unset=unset)
+
+
 def _connect_opencode(gateway: Gateway, environ: Mapping[str, str]) -> Launch:
     options: dict[str, object] = {"baseURL": f"{gateway.url}/v1"}
     if gateway.passes_credentials:
@@ -243,13 +260,19 @@ def _parse_object(value: object) -> dict[str, object]:
 
 
 def _connect_command(gateway: Gateway, environ: Mapping[str, str]) -> Launch:
-    variables = {"OPENAI_BASE_URL": f"{gateway.url}/v1", "ANTHROPIC_BASE_URL": gateway.url, KEY_VARIABLE: gateway.key}
+    variables = {
+        "OPENAI_BASE_URL": f"{gateway.url}/v1",
+        "ANTHROPIC_BASE_URL": gateway.url,
+        "GOOGLE_GEMINI_BASE_URL": gateway.url,
+        KEY_VARIABLE: gateway.key,
+    }
     if gateway.passes_credentials:
         variables["ANTHROPIC_CUSTOM_HEADERS"] = _add_key_header(gateway, environ)
     else:
-        variables |= dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), gateway.key)
-    # Anthropic's clients warn if both of their variables are set.
-    return Launch(variables=variables, unset=() if gateway.passes_credentials else ("ANTHROPIC_AUTH_TOKEN",))
+        variables |= dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY"), gateway.key)
+    # The clients of Anthropic and Google warn if both of their variables are set.
+    unset = () if gateway.passes_credentials else ("ANTHROPIC_AUTH_TOKEN", "GOOGLE_API_KEY")
+    return Launch(variables=variables, unset=unset)
 
 
 def _get_claude_upstreams(environ: Mapping[str, str]) -> dict[str, Upstream]:
@@ -274,10 +297,19 @@ def _get_openai_upstream(environ: Mapping[str, str]) -> dict[str, Upstream]:
     return {"*": Upstream(base_url=base_url, speaks=("responses", "chat"), api_key_env="OPENAI_API_KEY")}
 
 
+def _get_gemini_upstreams(environ: Mapping[str, str]) -> dict[str, Upstream]:
+    """Uses the API key of the environment, else the one that Gemini CLI has stored."""
+    base_url = environ.get("GOOGLE_GEMINI_BASE_URL") or GEMINI_URL
+    if environ.get("GEMINI_API_KEY"):
+        return {"*": Upstream(base_url=base_url, speaks=("gemini",), api_key_env="GEMINI_API_KEY")}
+    return {"*": Upstream(base_url=base_url, speaks=("gemini",), credentials="client")}
+
+
 def _get_provider_upstreams(environ: Mapping[str, str]) -> dict[str, Upstream]:
     """Uses each provider whose API key is in the environment."""
-    claude = _get_claude_upstreams(environ)["*"] if environ.get("ANTHROPIC_API_KEY") else None
-    return ({"claude-*": claude} if claude is not None else {}) | _get_openai_upstream(environ)
+    claude = {"claude-*": _get_claude_upstreams(environ)["*"]} if environ.get("ANTHROPIC_API_KEY") else {}
+    gemini = {"gemini-*": _get_gemini_upstreams(environ)["*"]} if environ.get("GEMINI_API_KEY") else {}
+    return claude | gemini | _get_openai_upstream(environ)
 
 
 AGENT_PROGRAMS: Mapping[str, AgentProgram] = {
@@ -301,6 +333,13 @@ AGENT_PROGRAMS: Mapping[str, AgentProgram] = {
         provider_models=("claude-*", "gpt-*"),
         installation="npm install -g opencode-ai",
     ),
+    "gemini": AgentProgram(
+        connect=_connect_gemini,
+        default_upstreams=_get_gemini_upstreams,
+        provider_models=("gemini-*",),
+        prompt_tokens=11_000,
+        installation="npm install -g @google/gemini-cli",
+    ),
 }
 OTHER_PROGRAM = AgentProgram(connect=_connect_command, default_upstreams=_get_provider_upstreams)
-"""Any other program: the variables that the clients of OpenAI and Anthropic read."""
+"""Any other program: the variables that the clients of OpenAI, Anthropic and Google read."""

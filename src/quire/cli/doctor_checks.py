@@ -294,6 +294,7 @@ def _judge_list(setup: DoctorSetup, endpoint: Endpoint, models: ModelList) -> li
 
 def find_endpoint(setup: DoctorSetup) -> Endpoint | FindingSchema:
     """The endpoint of the model in the settings, or the reason why it cannot be called."""
+    from quire.llm import to_google_chat_url
     from quire.settings.schema import upstream_for
 
     model, environ = setup.settings.model, setup.environ
@@ -311,6 +312,8 @@ def find_endpoint(setup: DoctorSetup) -> Endpoint | FindingSchema:
         return report_problem("model", detail, f"Set {upstream.api_key_env}, or {_CHOOSE_MODEL}.")
     is_anthropic = set(upstream.speaks) == {"messages"}
     base_url = f"{upstream.base_url.rstrip('/').removesuffix('/v1')}/v1" if is_anthropic else upstream.base_url
+    if set(upstream.speaks) == {"gemini"}:
+        base_url = to_google_chat_url(base_url)
     return Endpoint(base_url, upstream.api_key_env, upstream.model or model, is_anthropic)
 
 

@@ -18,7 +18,7 @@ def command(
     program: Annotated[
         str,
         typer.Argument(
-            metavar="PROGRAM", help="The program: claude, codex, opencode, or any other.", show_default=False
+            metavar="PROGRAM", help="The program: claude, codex, opencode, gemini, or any other.", show_default=False
         ),
     ],
     arguments: Annotated[

@@ -40,6 +40,11 @@ def get_model(name: str, *, base_url: str | None = None, api_key: str | None = N
     return PydanticAIModel.from_name(name, base_url=base_url, api_key=api_key)
 
 
+def to_google_chat_url(base_url: str) -> str:
+    """Where a server of Google's API speaks chat completions."""
+    return f"{base_url.rstrip('/').removesuffix('/v1').removesuffix('/v1beta')}/v1beta/openai"
+
+
 def get_upstream_model(name: str, settings: Settings, environ: Mapping[str, str]) -> "PydanticAIModel":
     """Returns the model at the upstream that serves it, with the operator's API key; without one, as `get_model`."""
     upstream = upstream_for(settings, name)
@@ -52,4 +57,7 @@ def get_upstream_model(name: str, settings: Settings, environ: Mapping[str, str]
         )
     key = environ.get(upstream.api_key_env) if upstream.api_key_env is not None else None
     prefix = "anthropic:" if "messages" in upstream.speaks and "chat" not in upstream.speaks else ""
-    return get_model(prefix + (upstream.model or name), base_url=upstream.base_url, api_key=key)
+    base_url = upstream.base_url
+    if set(upstream.speaks) == {"gemini"}:
+        base_url = to_google_chat_url(base_url)
+    return get_model(prefix + (upstream.model or name), base_url=base_url, api_key=key)

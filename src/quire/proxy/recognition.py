@@ -21,7 +21,7 @@ from pydantic_core import from_json
 from quire.concurrency.worker_threads import run_sized
 from quire.errors import BranchNotFound, ConversationNotFound, EntryNotFound
 from quire.log import MAIN_BRANCH, Branch, BranchMatch, ConversationOrigin
-from quire.model import CHAIN_ROOT, Entry
+from quire.model import CHAIN_ROOT, Entry, TextPart
 from quire.model.ids import new_id
 from quire.model.json_values import filter_objects, get_text, is_object
 from quire.model.manifest import FITTED_FORMS
@@ -33,6 +33,7 @@ from quire.proxy.client_compactions import (
     locate_covered,
 )
 from quire.store import SqlStore
+from quire.wire.agent_boilerplate import GEMINI_CLI, SESSION_CONTEXT_OPENING
 from quire.wire.client_messages import ClientMessage, compute_client_paths, normalize_message
 from quire.wire.codec import ClientRequest
 from quire.wire.compaction_blocks import find_compaction_block
@@ -59,8 +60,14 @@ _AGENT_HEADERS = ("x-claude-code-agent-id", "x-openai-subagent", "x-parent-sessi
 """Headers that mark a sub-agent: its ID, its kind, or its parent."""
 _PARENT_HEADERS = ("x-claude-code-parent-agent-id", "x-parent-session-id")
 _TURN_HEADER = "x-codex-turn-metadata"
-_PROJECT_LABELS = ("Primary working directory: ", "<cwd>", "<env>\n  Working directory: ")
-"""Texts before the working directory, as Claude Code, Codex and opencode describe it to the model."""
+_PROJECT_LABELS = (
+    "Primary working directory: ", "<cwd>", "<env>\n  Working directory: ", "- **Workspace Directories:**\n  - ",
+)  # fmt: skip
+"""Texts before the working directory, as Claude Code, Codex, opencode and Gemini CLI describe it to the model."""
+PROJECT_SESSION_PREFIX = "project:"
+"""Start of a session ID that all sessions of a project share, because the client does not tell them apart."""
+_GEMINI_USER_AGENTS = ("GeminiCLI", "proxy_client=geminicli")
+_GEMINI_FOLDER = re.compile(r"The project's temporary directory is: ([^\n]{1,500})")
 _PROJECT = re.compile(r"[^\n<]{1,500}")
 
 
@@ -151,7 +158,7 @@ def find_origin(
     headers: Mapping[str, str], request: ClientRequest, *, session_headers: Mapping[str, str]
 ) -> ConversationOrigin | None:
     """Finds the client's session by the first header of `session_headers` that the request has."""
-    found = find_session(headers, session_headers)
+    found = find_session(headers, session_headers) or _find_gemini_project(headers, request)
     if found is None:
         return None
     client, session = found
@@ -166,7 +173,7 @@ def find_origin(
     purpose = None
     if agent is not None:
         purpose = "subagent"
-    elif not request.tools and len(request.messages) <= MAX_SIDE_CALL_MESSAGES:
+    elif not request.tools and (client == GEMINI_CLI or len(request.messages) <= MAX_SIDE_CALL_MESSAGES):
         # Agents offer tools in every request of a user's conversation, and none in calls for titles and the like.
         purpose = "side"
     return ConversationOrigin(
@@ -177,6 +184,18 @@ def find_origin(
         parent_agent=next((headers[name] for name in _PARENT_HEADERS if name in headers), None),
         purpose=purpose,
     )
+
+
+def _find_gemini_project(headers: Mapping[str, str], request: ClientRequest) -> tuple[str, str | None] | None:
+    """Gemini CLI sends no ID of its session. Sessions of one project share a scope, which their lists name."""
+    if not any(mark in headers.get("user-agent", "") for mark in _GEMINI_USER_AGENTS):
+        return None
+    parts = request.messages[0].message.parts if request.messages else ()
+    for part in parts:
+        if isinstance(part, TextPart) and part.text.startswith(SESSION_CONTEXT_OPENING):
+            folder = _GEMINI_FOLDER.search(part.text)
+            return GEMINI_CLI, f"{PROJECT_SESSION_PREFIX}{folder[1]}" if folder is not None else None
+    return GEMINI_CLI, None
 
 
 def _find_project(request: ClientRequest) -> str | None:
@@ -227,6 +246,9 @@ async def match_request(
         if latest is None:
             raise ConversationNotFound(f"No conversation {request.conversation!r} exists; create it first.")
         return _continue_with_new_messages(latest.branch)
+    if origin is not None and (origin.client, origin.purpose) == (GEMINI_CLI, "side") and not requested.conversation:
+        # Its list is a part of the user's conversation, or all of it, and must not continue that.
+        return HistoryMatch(conversation=new_id(), creates_conversation=True)
     known_paths = request.known_start.paths
     new_messages = request.messages[len(known_paths) :]
     paths = await run_sized(request.work_bytes, compute_client_paths, new_messages, known_paths=known_paths)
@@ -275,7 +297,8 @@ async def match_history(
         compacted = await _match_provider_compaction(store, messages, requested, session, size=size)
         if compacted is not None:
             return compacted
-    if found is not None and found.length and await _is_significant(store, found, messages, requested, session):
+    own_session = None if session is None or session.startswith(PROJECT_SESSION_PREFIX) else session
+    if found is not None and found.length and await _is_significant(store, found, messages, requested, own_session):
         return await _continue_branch(store, found, messages, paths)
     if requested.conversation is None and origin is not None and session is not None:
         compacted = await _match_compacted_list(store, messages, origin, size=size)

@@ -61,7 +61,7 @@ OWN_KEY_HEADER = "x-quire-key"
 CALLER_SCOPE_KEY = "quire.caller"
 """ASGI scope key under which a middleware stores an authenticated caller. Clients cannot set it: it is no header."""
 
-PROTECTED_PREFIXES = ("/api/", "/v1/", "/v1beta/", "/mcp")
+PROTECTED_PREFIXES = ("/api/", "/v1/", "/v1beta/", "/v1beta1/", "/mcp")
 """Path prefixes that need a key, whatever a route depends on."""
 PUBLIC_PATHS = ("/api/openapi.json", "/api/hello")
 """Exceptions to `PROTECTED_PREFIXES`. Claude Code probes `/api/hello` without a key; it does not exist."""

@@ -39,7 +39,8 @@ class ModelEntry(FrozenModel):
     )
     output_price: float | None = Field(default=None, ge=0, description="US dollars per million output tokens.")
     wire_format: WireFormatName | None = Field(
-        default=None, description="Wire format of its provider: chat or responses (OpenAI), or messages (Anthropic)."
+        default=None,
+        description="Wire format of its provider: chat or responses (OpenAI), messages (Anthropic), gemini (Google).",
     )
 
     @model_validator(mode="after")
@@ -61,7 +62,7 @@ class Upstream(FrozenModel):
     speaks: tuple[WireFormatName, ...] = Field(
         default=("chat",),
         min_length=1,
-        description="Its wire formats: chat, messages, responses. Requests in other formats are translated.",
+        description="Its wire formats: chat, messages, responses, gemini. Requests in other formats are translated.",
     )
     credentials: Literal["operator", "client"] = Field(
         default="operator",

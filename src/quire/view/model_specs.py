@@ -125,13 +125,15 @@ def _read_spec(model: str) -> ModelSpec:
     for provider, name in split_provider(model.strip().lower()):
         if provider in _LOCAL_PROVIDERS:
             return UNKNOWN_MODEL
-        match = _find_model(table, provider, name)
+        # Google lists new models as previews first, and keeps their prices.
+        names = (name, f"{name}-preview") if name.startswith("gemini-") else (name,)
+        match = next(filter(None, (_find_model(table, provider, each) for each in names)), None)
         if match is not None:
             vendor, info = match
             window = info.context_window
             if window is None:
                 listed = _find_model(table, "openrouter", f"{_OPENROUTER_VENDORS.get(vendor, vendor)}/{name}")
-                window = None if listed is None else listed[1].context_window
+                window = _find_published_window(name) if listed is None else listed[1].context_window
             prices = info.get_prices(PRICE_DATE)
             return ModelSpec(
                 window=window,
@@ -141,7 +143,12 @@ def _read_spec(model: str) -> ModelSpec:
                 cache_write_price=_base_price(prices.cache_write_mtok),
                 listed_as=f"{vendor}:{name}",
             )
-    return UNKNOWN_MODEL
+    window = _find_published_window(_strip_provider(model))
+    return ModelSpec(window=window) if window is not None else UNKNOWN_MODEL
+
+
+def _find_published_window(name: str) -> int | None:
+    return next((tokens for pattern, tokens in _WINDOW_PATTERNS if pattern.match(name)), None)
 
 
 def list_priced_models(model: str) -> list[str]:
@@ -194,6 +201,9 @@ def _base_price(price: object) -> Decimal | None:
     value = getattr(price, "base", price)
     return value if isinstance(value, Decimal) else None
 
+
+_WINDOW_PATTERNS = ((re.compile(r"gemini-(?:1\.5|2|[3-9])"), 1_048_576),)
+"""Windows of families whose new models are in use before the table lists them."""
 
 DEFAULT_OUTPUT_TOKENS = 2_048
 """Output limit of a model whose limit is unknown: the smallest one that a provider publishes for a chat model."""

@@ -16,16 +16,26 @@ from quire.model import Message, TextPart, ToolResultPart
 from quire.model.json_values import is_object
 from quire.model.messages import Part, Role
 
-CLAUDE_CODE, CODEX, OPENCODE = "claude-code", "codex", "opencode"
+CLAUDE_CODE, CODEX, OPENCODE, GEMINI_CLI = "claude-code", "codex", "opencode", "gemini"
 
 CLAUDE_SUMMARY_PROMPT = "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools."
 CODEX_SUMMARY_PROMPT = "You are performing a CONTEXT CHECKPOINT COMPACTION."
-SUMMARY_PROMPTS = (CLAUDE_SUMMARY_PROMPT, CODEX_SUMMARY_PROMPT)
+GEMINI_SUMMARY_PROMPTS = (
+    "Generate a new <state_snapshot>",
+    "A previous <state_snapshot> exists",
+    "Critically evaluate the <state_snapshot>",
+)
+SUMMARY_PROMPTS = (CLAUDE_SUMMARY_PROMPT, CODEX_SUMMARY_PROMPT, *GEMINI_SUMMARY_PROMPTS)
 """Starts of the texts with which agents ask for a summary of their list."""
 CLAUDE_SUMMARY_OPENING = "This session is being continued from a previous conversation"
 CODEX_SUMMARY_OPENING = "Another language model started to solve this problem and produced a summary"
-SUMMARY_OPENINGS = (CLAUDE_SUMMARY_OPENING, CODEX_SUMMARY_OPENING)
-"""Starts of the texts in which agents put that summary. web/src/lib/clientCompactions.ts has both lists, too."""
+GEMINI_SUMMARY_OPENINGS = ("<state_snapshot>", "<scratchpad>")
+SUMMARY_OPENINGS = (CLAUDE_SUMMARY_OPENING, CODEX_SUMMARY_OPENING, *GEMINI_SUMMARY_OPENINGS)
+"""Starts of the texts in which agents put that summary. web/src/lib/clientCompactions.ts has them, too."""
+
+
+SESSION_CONTEXT_OPENING = "<session_context>\nThis is the Gemini CLI."
+"""Start of the part in which Gemini CLI describes the day and the folder, at each start of the program."""
 
 
 class BoilerplateBlock(NamedTuple):
@@ -100,6 +110,10 @@ BLOCKS: dict[tuple[str, str], tuple[BoilerplateBlock, ...]] = {
         *_list_tags("user", "system-reminder"),
         BoilerplateBlock("user", "Generate a title for this conversation:\n"),
         BoilerplateBlock("system", "You are OpenCode, "),
+    ),
+    (GEMINI_CLI, "0.61.0"): (
+        *_list_tags("user", "session_context", "hook_context"),
+        *(BoilerplateBlock("user", prompt) for prompt in GEMINI_SUMMARY_PROMPTS),
     ),
 }
 """Forms by agent and the version in which they were seen."""

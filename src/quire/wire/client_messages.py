@@ -22,6 +22,7 @@ from quire.model.base import JsonObject, lazy_property
 from quire.model.json_values import dump_json
 from quire.model.messages import Part, Role, ToolResultContent
 from quire.model.policy import WireFormatName
+from quire.wire.agent_boilerplate import SESSION_CONTEXT_OPENING
 from quire.wire.chat import FORMAT as CHAT_FORMAT
 from quire.wire.compaction_blocks import COMPACTION_TYPES
 from quire.wire.responses import FORMAT as RESPONSES_FORMAT
@@ -47,7 +48,7 @@ def normalize_message(message: Message) -> Message:
             parts=((TextPart(text=text), *others) if text else others),
             provider_fields={CHAT_FORMAT: substitutes} if substitutes else None,
         )
-    parts = tuple(_normalize_part(part) for part in message.parts if not _is_empty(part))
+    parts = tuple(_normalize_part(part) for part in message.parts if not _is_empty(part) and not _is_context(part))
     return Message(role=message.role, parts=parts, name=message.name)
 
 
@@ -71,6 +72,11 @@ def get_placeholder_type(part: TextPart) -> str | None:
         if isinstance(kind, str) and kind not in text_types:
             return kind
     return None
+
+
+def _is_context(part: Part) -> bool:
+    """Whether a client writes the part again at each start, so that a resumed session has another one."""
+    return isinstance(part, TextPart) and part.text.startswith(SESSION_CONTEXT_OPENING)
 
 
 def _is_empty(part: Part) -> bool:

@@ -85,6 +85,7 @@ const CONTINUATIONS = [
 const SUMMARY_PROMPTS = [
   /^You are performing a CONTEXT CHECKPOINT COMPACTION/,
   /^CRITICAL: Respond with TEXT ONLY\. Do NOT call any tools\./,
+  /^(Generate a new|A previous|Critically evaluate the) <state_snapshot>/,
 ];
 
 /** What a user's message of an agent does in its compaction: it asks for the summary, or continues from it. */

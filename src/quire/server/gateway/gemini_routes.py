@@ -1,7 +1,7 @@
 """Routes of Google's Gemini API: create replies, count tokens and list models.
 
-The model and the method are in the path, under `/v1beta` and `/v1`. Lists of models at `/v1/models` are in
-`gateway.routes`: clients of all formats read them there.
+The model and the method are in the path, under `/v1beta`, `/v1`, and the path of Vertex AI for API keys. Lists of
+models at `/v1/models` are in `gateway.routes`: clients of all formats read them there.
 """
 
 from typing import Any
@@ -27,6 +27,7 @@ from quire.server.gateway.routes import (
 from quire.server.state import get_server_state
 from quire.wire.codecs import GEMINI
 
+PREFIXES = ("/v1beta/models", "/v1/models", "/v1beta1/publishers/google/models", "/v1/publishers/google/models")
 router = APIRouter(tags=["gateway"], responses=MESSAGES_ERRORS)
 
 
@@ -49,12 +50,6 @@ async def _generate(
     return await run_exchange(request, caller, GEMINI, conversation, branch, respond=respond, path_fields=fields)
 
 
-@router.post(
-    "/v1beta/models/{model:path}:generateContent",
-    response_class=Response,
-    summary="Generate content within the context window",
-)
-@router.post("/v1/models/{model:path}:generateContent", response_class=Response, include_in_schema=False)
 async def generate_content(
     request: Request,
     caller: ChatCaller,
@@ -66,12 +61,6 @@ async def generate_content(
     return await _generate(request, caller, model, conversation, branch)
 
 
-@router.post(
-    "/v1beta/models/{model:path}:streamGenerateContent",
-    response_class=Response,
-    summary="Stream content within the context window",
-)
-@router.post("/v1/models/{model:path}:streamGenerateContent", response_class=Response, include_in_schema=False)
 async def stream_generate_content(
     request: Request,
     caller: ChatCaller,
@@ -83,11 +72,26 @@ async def stream_generate_content(
     return await _generate(request, caller, model, conversation, branch, stream=True)
 
 
-@router.post("/v1beta/models/{model:path}:countTokens", response_class=Response, summary="Count the tokens of contents")
-@router.post("/v1/models/{model:path}:countTokens", response_class=Response, include_in_schema=False)
 async def count_content_tokens(request: Request, caller: ChatCaller, model: str) -> Response:
     """Counts the request as it would be sent now: by an upstream that speaks Gemini, else by Quire."""
     return await _generate(request, caller, model, None, None, respond=respond_with_token_count)
+
+
+for _method, _endpoint, _summary in (
+    ("generateContent", generate_content, "Generate content within the context window"),
+    ("streamGenerateContent", stream_generate_content, "Stream content within the context window"),
+    ("countTokens", count_content_tokens, "Count the tokens of contents"),
+):
+    for _prefix in PREFIXES:
+        router.add_api_route(
+            f"{_prefix}/{{model:path}}:{_method}",
+            _endpoint,
+            methods=["POST"],
+            response_class=Response,
+            summary=_summary,
+            # The other prefixes are for clients that have no choice.
+            include_in_schema=_prefix == PREFIXES[0],
+        )
 
 
 @router.get("/v1beta/models", summary="List models in Google's form")

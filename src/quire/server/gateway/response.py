@@ -22,9 +22,9 @@ from quire.wire.codec import Codec
 from quire.wire.codecs import CHAT, GEMINI, MESSAGES
 from quire.wire.http_errors import PROBLEM_MEDIA_TYPE, ErrorResponse
 
-GATEWAY_PREFIXES = ("/v1/", "/v1beta/")
+GATEWAY_PREFIXES = ("/v1/", "/v1beta/", "/v1beta1/")
 MESSAGES_PREFIXES = ("/v1/messages", "/v1/v1/messages")
-GEMINI_PATH = re.compile(r"/v1beta/|/v1/models/.+:")
+GEMINI_PATH = re.compile(r"/v1beta1?/|/v1/(?:models|publishers)/.+:")
 
 ResponseHandler = Callable[["ResponseWriter"], Awaitable[None]]
 

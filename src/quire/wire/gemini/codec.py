@@ -16,6 +16,7 @@ from quire.model.json_values import dump_json, filter_objects, get_object, get_t
 from quire.model.messages import Role
 from quire.model.policy import WireFormatName
 from quire.wire import Reply, WireMessage
+from quire.wire.agent_boilerplate import SESSION_CONTEXT_OPENING
 from quire.wire.client_messages import ClientMessage, ParsedMessage
 from quire.wire.codec import (
     MAX_CALL_ID_CHARS,
@@ -37,7 +38,14 @@ from quire.wire.codec import (
 from quire.wire.gemini import FORMAT
 from quire.wire.gemini.field_names import to_camel_case
 from quire.wire.gemini.item_edits import GeminiItemEditor
-from quire.wire.gemini.parse import ContentParser, group_contents, list_texts, parse_reply, to_standard_base64
+from quire.wire.gemini.parse import (
+    ContentParser,
+    drop_repeated_results,
+    group_contents,
+    list_texts,
+    parse_reply,
+    to_standard_base64,
+)
 from quire.wire.gemini.schema import to_json_schema
 from quire.wire.gemini.stream import MAX_CANDIDATES, GeminiEncoder, GeminiStreamDecoder, build_status, join_chunks
 from quire.wire.http_errors import ErrorResponse
@@ -128,7 +136,9 @@ class GeminiCodec(Codec):
             for run in group_contents(cast("list[object]", contents)):
                 text = run.parts[0].get("text") if len(run.parts) == 1 and run.parts[0].keys() == {"text"} else None
                 # Whether the normal form has the same text.
-                if isinstance(text, str) and text.strip() and (run.role == "user" or text == text.strip()):
+                is_context = isinstance(text, str) and text.startswith(SESSION_CONTEXT_OPENING)
+                is_normal = isinstance(text, str) and text.strip() and (run.role == "user" or text == text.strip())
+                if isinstance(text, str) and is_normal and not is_context:
                     messages.append(GeminiTextMessage(run.role, text))
                 else:
                     messages += map(ParsedMessage, parser.parse(run))
@@ -435,7 +445,7 @@ def _normalize_contents(contents: Sequence[WireMessage]) -> list[WireMessage]:
     joined: list[WireMessage] = []
     for run in group_contents(contents):
         parts: list[WireMessage] = []
-        for part in run.parts:
+        for part in drop_repeated_results(run.parts):
             if part.get("thought") is True or part.get("text") == "":
                 continue
             plain = {name: value for name, value in part.items() if name != "thoughtSignature" and value is not None}

@@ -108,6 +108,20 @@ def group_contents(contents: Sequence[object]) -> Iterator[ContentRun]:
         yield ContentRun(role, [part for content in run for part in filter_objects(content.get("parts"))])
 
 
+def drop_repeated_results(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The parts without results that are there twice: so Gemini CLI sends those of a session that it resumes."""
+    answered: dict[str, dict[str, Any]] = {}
+    remaining: list[dict[str, Any]] = []
+    for part in parts:
+        result = get_object(part, "functionResponse")
+        id_ = get_text(result, "id")
+        if id_ is None or answered.get(id_) != result:
+            remaining.append(part)
+        if id_ is not None:
+            answered[id_] = result
+    return remaining
+
+
 class ContentParser:
     """Parses the runs of a list in order: a result names the call before it."""
 
@@ -125,7 +139,9 @@ class ContentParser:
             ]
             return [Message(role="assistant", parts=parts)] if parts else []
         messages: list[Message] = []
-        for is_result, group in groupby(run.parts, key=lambda part: is_object(part.get("functionResponse"))):
+        for is_result, group in groupby(
+            drop_repeated_results(run.parts), key=lambda part: is_object(part.get("functionResponse"))
+        ):
             if is_result:
                 messages += [Message(role="tool", parts=(self._parse_result(part),)) for part in group]
             else:
