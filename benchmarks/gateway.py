@@ -68,7 +68,7 @@ async def compare_formats(
     """Compares the formats with chat completions, passed through and translated."""
     ways = {
         **{name: (shape, NATIVE_MODEL) for name, shape in SHAPES.items()},
-        **{f"{name} to chat": (SHAPES[name], CHAT_ONLY_MODEL) for name in ("messages", "responses")},
+        **{f"{name} to chat": (SHAPES[name], CHAT_ONLY_MODEL) for name in ("messages", "responses", "gemini")},
     }
     crowds = {
         name: await ClientGroup(server, key, send_in_format(shape, model), clients=clients).warm_up()

@@ -143,6 +143,17 @@ SHAPES = {
         lambda model, history: {"model": model, "instructions": SYSTEM_PROMPT, "input": history},
         lambda answer: answer["output"][0]["content"][0]["text"],
     ),
+    "gemini": WireShape(
+        "/v1beta/models/{model}:generateContent",
+        lambda model, history: {
+            "systemInstruction": {"parts": [{"text": SYSTEM_PROMPT}]},
+            "contents": [
+                {"role": "model" if each["role"] == "assistant" else "user", "parts": [{"text": each["content"]}]}
+                for each in history
+            ],
+        },
+        lambda answer: answer["candidates"][0]["content"]["parts"][0]["text"],
+    ),
 }
 NATIVE_MODEL, CHAT_ONLY_MODEL = "gpt-4o", "gpt-4o-mini"
 
@@ -156,7 +167,7 @@ def send_in_format(shape: WireShape, model: str) -> ClientScript:
             for turn in range(TURNS_PER_CONVERSATION):
                 history.append({"role": "user", "content": f"{number} {turn} {QUESTION_TEXT}"})
                 body = json.dumps(shape.build_body(model, history)).encode()
-                answer = json.loads(await client.ask(body, conversation, path=shape.path))
+                answer = json.loads(await client.ask(body, conversation, path=shape.path.format(model=model)))
                 history.append({"role": "assistant", "content": shape.read_text(answer)})
                 yield
 

@@ -61,7 +61,25 @@ RESPONSE_BODY = json.dumps(
         "usage": {"input_tokens": 300, "output_tokens": 50, "total_tokens": 350},
     }
 ).encode()
-BODIES = {b"/chat/completions": REPLY_BODY, b"/messages": MESSAGE_BODY, b"/responses": RESPONSE_BODY}
+GEMINI_BODY = json.dumps(
+    {
+        "candidates": [
+            {
+                "content": {"role": "model", "parts": [{"text": "The mill runs. " * 12}]},
+                "index": 0,
+                "finishReason": "STOP",
+            }
+        ],
+        "modelVersion": "gpt-4o",
+        "usageMetadata": {"promptTokenCount": 300, "candidatesTokenCount": 50, "totalTokenCount": 350},
+    }
+).encode()
+BODIES = {
+    b"/chat/completions": REPLY_BODY,
+    b"/messages": MESSAGE_BODY,
+    b"/responses": RESPONSE_BODY,
+    b":generatecontent": GEMINI_BODY,
+}
 HTTP_RESPONSES = {
     path: b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
     for path, body in BODIES.items()
@@ -355,7 +373,7 @@ async def serve_gateway(upstream: str, url: str, window: str) -> None:
         model="gpt-4o", base_url=upstream, context_limit=int(window), requests_per_minute=None,
         context_background_threshold=None,
         upstreams={
-            "gpt-4o": Upstream(base_url=upstream, speaks=("chat", "messages", "responses"), overflow="fit"),
+            "gpt-4o": Upstream(base_url=upstream, speaks=("chat", "messages", "responses", "gemini"), overflow="fit"),
             "gpt-4o-mini": Upstream(base_url=upstream),
         },
     )  # fmt: skip

@@ -27,6 +27,7 @@ NOT_RUN: dict[str, str] = {
     "codex mcp add quire --url https://quire.example.org/mcp --bearer-token-env-var QUIRE_KEY": CODING_AGENT,
     "codex mcp list": CODING_AGENT,
     "claude": CODING_AGENT,
+    "GOOGLE_GEMINI_BASE_URL=http://127.0.0.1:8300 GEMINI_API_KEY=quire_… gemini": CODING_AGENT,
     **dict.fromkeys((f"quire service {action}" for action in ("install", "status", "uninstall")), SERVICE),
     "quire statusline": SERVICE,
     'rm -rf ~/.local/share/quire ~/.config/quire ~/.cache/quire "${XDG_RUNTIME_DIR:-/nonexistent}/quire" '

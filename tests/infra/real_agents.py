@@ -1,7 +1,7 @@
 """Real agents as processes, each with a home of its own, against a server on loopback.
 
-`just install-agents` installs Claude Code, whose binary is in the wheel `claude-agent-sdk`, and Codex, an npm package.
-opencode and Gemini CLI are used where `.cache/codex` has them, too.
+`just install-agents` installs Claude Code, whose binary is in the wheel `claude-agent-sdk`, and Codex and Gemini CLI,
+which are npm packages. opencode is used where `.cache/codex` has it, too.
 """
 
 import asyncio

@@ -15,6 +15,7 @@ from quire.store import SqlStore
 from quire.wire import wire_format_for
 from quire.wire.codecs import GEMINI
 from quire.wire.fields import MADE_ID_PREFIX
+from quire.wire.prompt_prefix import find_prefix_change
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -171,6 +172,17 @@ async def test_cached_content(store: SqlStore):
         assert harness.provider.requests == []
 
 
+async def test_what_is_not_spoken_is_refused_with_a_sentence(store: SqlStore):
+    async with run_matrix_gateway(store, "Yes.", client="chat", speaks="chat") as harness:
+        other = await harness.gateway.http.post("/v1beta/models/imagen:predict", json={})
+        assert (other.status_code, other.json()["error"]["status"]) == (404, "NOT_FOUND")
+        assert "only generateContent" in other.json()["error"]["message"]
+        image = await post(harness.gateway, [QUESTION], generationConfig={"responseModalities": ["IMAGE"]})
+        assert image.status_code == 400
+        assert "no text, but images or audio" in image.json()["error"]["message"]
+        assert harness.provider.requests == []
+
+
 @pytest.mark.parametrize("uri", ["https://generativelanguage.googleapis.com/v1beta/files/abc", "gs://bucket/file"])
 async def test_a_file_in_a_shared_account_is_refused(store: SqlStore, uri: str):
     async with run_matrix_gateway(store, "Yes.", client="chat", speaks="gemini") as harness:
@@ -319,3 +331,13 @@ def test_a_schema_of_google_in_the_words_of_json_schema():
         "properties": {"type": {"type": ["string", "null"], "enum": ["A"]}, "n": {"type": "array", "minItems": 2}},
         "required": ["type"],
     }
+
+
+def test_a_change_of_a_part_or_a_tool_breaks_the_cached_prefix():
+    before: Json = {"contents": [QUESTION, {"role": "model", "parts": [{"text": "a"}, {"text": "b"}]}]}
+    longer = [*before["contents"], QUESTION]
+    assert find_prefix_change(GEMINI, before, {"contents": longer}) is None
+    changed = {"contents": [QUESTION, {"role": "model", "parts": [{"text": "a"}, {"text": "c"}]}, QUESTION]}
+    change = find_prefix_change(GEMINI, before, changed)
+    assert change is not None
+    assert (change.field, change.position, change.before, change.after) == ("contents", 1, {"text": "b"}, {"text": "c"})

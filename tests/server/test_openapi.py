@@ -28,11 +28,13 @@ NON_JSON_OPERATIONS = {
     "get /metrics",
     "post /api/conversations/{conversation}/send",
 }
-"""Bytes and streams. Responses under `/v1` are in the formats of providers."""
+"""Bytes and streams. Responses under `/v1` and `/v1beta` are in the formats of providers."""
 
 
 def is_foreign(operation: Operation) -> bool:
-    return operation.path.startswith("/v1/") or f"{operation.method} {operation.path}" in NON_JSON_OPERATIONS
+    return (
+        operation.path.startswith(("/v1/", "/v1beta/")) or f"{operation.method} {operation.path}" in NON_JSON_OPERATIONS
+    )
 
 
 def snake_case(value: str) -> str:

@@ -78,7 +78,7 @@ def tenant_operations() -> list[Operation]:
 
     Those under `/v1` have IDs of their own kind; test_responses_state.py and test_responses_conversations.py try them.
     """
-    operations = [each for each in list_operations() if not each.path.startswith("/v1/")]
+    operations = [each for each in list_operations() if not each.path.startswith(("/v1/", "/v1beta/"))]
     by_id = [each for each in operations if each.path_parameters and each.path not in SHARED_PATHS]
     by_body = [each for each in operations if not each.path_parameters and each.body == "PreviewSettingsBody"]
     return sorted([*by_id, *by_body], key=lambda each: (each.method == "delete", -len(each.path)))

@@ -335,7 +335,9 @@ def _is_time_change(old: str, new: str, start: int) -> bool:
 
 
 def _describe_tools(before: object, after: object) -> str:
-    old, new = ([_get_tool_name(each) for each in filter_objects(tools)] for tools in (before, after))
+    old, new = (
+        [name for each in filter_objects(tools) for name in _list_tool_names(each)] for tools in (before, after)
+    )
     added, removed = ([name for name in names if name not in others] for names, others in ((new, old), (old, new)))
     if not added and not removed:
         return "the order of the tools" if old != new else "the definition of a tool"
@@ -346,8 +348,10 @@ def _describe_tools(before: object, after: object) -> str:
     return "; ".join(changes)
 
 
-def _get_tool_name(tool: Mapping[str, Any]) -> str:
-    return get_text(tool, "name") or get_text(get_object(tool, "function"), "name") or get_text(tool, "type") or ""
+def _list_tool_names(tool: Mapping[str, Any]) -> list[str]:
+    if functions := filter_objects(tool.get("functionDeclarations")):
+        return [get_text(each, "name") or "" for each in functions]
+    return [get_text(tool, "name") or get_text(get_object(tool, "function"), "name") or get_text(tool, "type") or ""]
 
 
 def _estimate_tokens(before: CachedRequest, after: CachedRequest, cause: CacheBreakCause) -> int | None:

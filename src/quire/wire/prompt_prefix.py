@@ -17,6 +17,8 @@ MARKER_LOOKBACK_BLOCKS = 20
 """Blocks before a cache marker in which Anthropic looks for an earlier entry."""
 
 _TEXT_TYPES = ("text", "input_text", "output_text")
+_BLOCK_FIELDS = ("content", "parts")
+"""Fields of a message with its blocks."""
 _UNREAD_ITEM_FIELDS = ("id", "status", "internal_chat_message_metadata_passthrough")
 _CONTINUING_FIELDS = ("previous_response_id", "conversation")
 """Fields of a request whose list has only what is new: the rest of the prompt is with the provider."""
@@ -136,10 +138,12 @@ def _compare_items(old: dict[str, Any], new: dict[str, Any] | None, *, is_last: 
     """The first blocks of a message that differ; the last message of a request may grow by blocks."""
     if new is None:
         return _clean(old), None
-    heads = [{key: value for key, value in _clean(item).items() if key != "content"} for item in (old, new)]
+    heads = [{key: value for key, value in _clean(item).items() if key not in _BLOCK_FIELDS} for item in (old, new)]
     if heads[0] != heads[1]:
         return _clean(old), _clean(new)
-    old_blocks, new_blocks = (_list_blocks(item.get("content")) for item in (old, new))
+    old_blocks, new_blocks = (
+        [block for name in _BLOCK_FIELDS for block in _list_blocks(item.get(name))] for item in (old, new)
+    )
     for index in range(len(old_blocks) if is_last else max(len(old_blocks), len(new_blocks))):
         pair = [_clean(blocks[index]) if index < len(blocks) else None for blocks in (old_blocks, new_blocks)]
         if pair[0] != pair[1]:

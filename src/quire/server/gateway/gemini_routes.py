@@ -109,3 +109,13 @@ async def get_google_model(request: Request, caller: ChatCaller, model: str) -> 
     if found is None:
         raise HTTPException(404, f"No upstream lists the model {model!r}.")
     return build_google_model(found)
+
+
+@router.api_route("/v1beta/{path:path}", methods=["GET", "POST", "PATCH", "DELETE"], include_in_schema=False)
+async def refuse_other_path(caller: ChatCaller, path: str) -> None:
+    """Says what is served, for every other path of Google's API."""
+    raise HTTPException(
+        404,
+        f"/v1beta/{path} is not served, only generateContent, streamGenerateContent, countTokens and the models; send "
+        "files, caches, batches, embeddings, images and real-time sessions to Google itself.",
+    )

@@ -229,6 +229,12 @@ class GeminiCodec(Codec):
         return _normalize_contents(rendered) == _normalize_contents(sent)
 
     def find_untranslatable(self, body: Mapping[str, Any]) -> str | None:
+        config = get_object(body, "generationConfig", "generation_config")
+        modalities: object = config.get("responseModalities") or config.get("response_modalities")
+        if isinstance(modalities, list) and "TEXT" not in cast("list[object]", modalities):
+            return (
+                "The reply would have no text, but images or audio, and an upstream of another format has none of them."
+            )
         name = get_text(body, "cachedContent") or get_text(body, "cached_content")
         if name is None:
             return None
