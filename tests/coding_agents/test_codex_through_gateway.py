@@ -1,6 +1,5 @@
 """The real Codex through the gateway, in front of an upstream that speaks only chat completions."""
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -119,21 +118,3 @@ async def test_a_native_session_reaches_the_upstream_byte_for_byte(
     assert {each.form for each in session.forwarded} == {"unchanged"}
     assert_all_recorded(sessions, provider)
     assert session.fork_points == set()
-
-
-async def test_codex_uses_http_at_once_where_it_tries_a_websocket(
-    store: SqlStore, provider: ScriptedProvider, make_codex: MakeCodex
-):
-    provider.script = lambda request: ScriptedReply("Low.")
-    seconds: list[float] = []
-    async with run_gateway(
-        store, provider.openai_url, upstreams=make_upstreams(provider, "responses"), context_limit=65_536
-    ) as harness:
-        for tries in ("false", "true"):
-            codex = make_codex(**get_address(harness), config=[f"model_providers.quire.supports_websockets={tries}"])
-            started = time.monotonic()
-            run = await codex.run("Tide?")
-            seconds.append(time.monotonic() - started)
-            assert (run.exit_code, run.answer) == (0, "Low."), run.stderr
-    assert len(provider.requests) == 2
-    assert seconds[1] < seconds[0] + 3, seconds

@@ -181,7 +181,7 @@ CANARY = "quetzal"
 CANARY_PLACES = {
     "question", "answer", "thinking", "argument", "toolname", "callid", "toolresult", "speaker", "provider", "filename",
     "brokenlink", "documentpath", "documenttext", "summary", "instructions", "branchname", "branchmessage",
-    "title", "memory", "attachment", "upload", "item", "itemserver", "usage", "branchsummary", "failure",
+    "title", "metadata", "memory", "attachment", "upload", "item", "itemserver", "usage", "branchsummary", "failure",
     "summaryusage", "givendocument", "givenname", "resultfile", "project", "agent", "parentagent",
 }  # fmt: skip
 """Every place where a user, a model or a tool puts text into a conversation; each gets its own word."""
@@ -202,6 +202,7 @@ async def plant_canaries(engine: Engine, vault: Path) -> None:
     await store.create_conversation("c", origin=origin)
     conversation = await engine.conversation("c")
     await store.rename_conversation("c", canary("title"))
+    await store.set_metadata("c", {"topic": canary("metadata")})
     request = await conversation.prepare(
         f"{canary('question')} [[{canary('brokenlink')} of Bob]] [[{canary('documentpath')}]]"
     )

@@ -57,6 +57,8 @@ OUTSIDE = {
     "quire_sweeps": "time up to which lost work was searched for; an earlier or later one is only more or less work",
     "quire_spend_reservations": "estimated cost of calls in progress, which expires",
     "quire_turn_leases": "names the process that runs a turn, and expires",
+    "quire_background_responses": "a request that is not answered yet; its client reads what was answered from the log",
+    "quire_conversations.metadata": "what a client notes on its conversation, in no request; older servers lack it",
     "quire_turn_events": "what event streams of other servers show of a running turn; the log has the result",
     "quire_stored_bytes": "a sum of sizes for a quota, which `quire db upgrade` clears and the next write counts again",
     "quire_rate_limits": "permits left in this minute, which every use counts again",

@@ -106,6 +106,7 @@ async def fill_store(store: SqlStore) -> None:
     await store.spending.reserve("conversation 0", 1.0, SpendCaps(tenant=100.0))
     await store.leases.acquire("conversation 0", 0, owner="a process")
     await store.turn_events.append("conversation 0", "a turn", 0, "[]")
+    await store.background.add("a response", "conversation 0", "{}")
     await store.rate_limits.take("a key", per_minute=60, permits=1)
     await store.backtests.create("{}", [NewBacktestShard("[]", 1)])
 
@@ -246,6 +247,8 @@ SCOPES = ("memory:agent", "vault:vault")
 REFUSED: dict[str, Callable[[SqlStore], Any]] = {
     "get_conversation": lambda store: store.get_conversation("theirs"),
     "is_purged": lambda store: store.is_purged("theirs"),
+    "get_metadata": lambda store: store.get_metadata("theirs"),
+    "set_metadata": lambda store: store.set_metadata("theirs", {"a": "b"}),
     "rename_conversation": lambda store: store.rename_conversation("theirs", "mine"),
     "get_branch": lambda store: store.get_branch("theirs"),
     "list_branches": lambda store: store.list_branches("theirs"),
@@ -364,7 +367,7 @@ async def collect_export(store: SqlStore, conversation: str) -> list[str]:
 
 
 # These parts are tested on their own: they hold nothing of a conversation's content, or see all tenants by design.
-OTHER_PARTS = {"keys", "rate_limits", "leases", "turn_events", "backtests", "all_tenants"}
+OTHER_PARTS = {"keys", "rate_limits", "leases", "turn_events", "background", "backtests", "all_tenants"}
 
 
 def list_methods(owner: object) -> set[str]:

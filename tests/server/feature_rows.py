@@ -418,7 +418,7 @@ CHAT = [
         request={"input_file_id": "file-1", "endpoint": "/v1/chat/completions"},
         marks=("file-1",),
         cells=Cells(*[EMPTY] * 5),
-        limit="Batches** are not served",
+        limit="Batches** are not recorded",
     ),
 ]
 
@@ -947,7 +947,7 @@ MESSAGES = [
         marks=("batch-1",),
         is_streamed=False,
         cells=Cells(*[EMPTY] * 5),
-        limit="Batches** are not served",
+        limit="Batches** are not recorded",
     ),
 ]
 
@@ -1240,16 +1240,6 @@ RESPONSES = [
             {"id": "cmp_1", "type": "compaction", "encrypted_content": f"compaction-seal {QUAY}"},
         ),
         cells=Cells("message", "message", "bytes"),
-    ),
-    Feature(
-        format="responses",
-        name="Background",
-        request={"background": True},
-        is_streamed=False,
-        marks=('"background":true',),
-        response={"status": "queued", "output": [], "usage": {}},
-        cells=Cells(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY),
-        limit="Background responses** are",
     ),
     Feature(
         format="responses",

@@ -285,3 +285,40 @@ class TestOtherPaths:
             assert (up.requests[0].path, up.bodies[0]["model"]) == ("/v1/embeddings", "text-embedding-3-small")
             assert (await post(harness, "/v1/embeddings", b"{not json")).status_code == 400
             assert (await harness.http.get("/v1/embeddings")).status_code == 404
+
+
+class TestStoredPaths:
+    async def test_stored_objects_are_reached_only_in_an_own_account_or_with_the_scope_admin(self, store: SqlStore):
+        _, chat = await store.keys.create("chat", ["chat"])
+        _, admin = await store.keys.create("admin", ["chat", "admin"])
+        async with open_gateway(store) as (harness, up):
+            for method, path in (("POST", "files"), ("GET", "files/f1/content"), ("DELETE", "files/f1")):
+                refused = await harness.http.request(
+                    method, f"/v1/{path}", headers={"authorization": f"Bearer {chat}"}, content=b"x"
+                )
+                assert refused.status_code == 403, path
+            assert up.requests == []
+            # A file may have any number of brackets.
+            upload, headers = (
+                b"[" * 300_000,
+                {"authorization": f"Bearer {admin}", "content-type": "multipart/form-data"},
+            )
+            assert (await harness.http.post("/v1/files", headers=headers, content=upload)).status_code == 200
+            assert (await harness.http.get("/v1/batches/b1?limit=2", headers=headers)).status_code == 200
+            assert [each.path for each in up.requests] == ["/v1/files", "/v1/batches/b1?limit=2"]
+            assert up.requests[0].raw == upload
+            # The object of a batch repeats the usage of its calls with every read.
+            assert await store.spending.sum_by_key() == {}
+        async with open_gateway(store, upstream={"credentials": "client"}) as (harness, up):
+            headers = {"authorization": "Bearer sk-own", "x-quire-key": chat}
+            assert (await harness.http.get("/v1/files", headers=headers)).status_code == 200
+            assert up.requests[0].headers["authorization"] == "Bearer sk-own"
+
+    @pytest.mark.parametrize("passes", [False, True])
+    async def test_what_is_not_spoken_is_refused_with_a_sentence(self, store: SqlStore, passes: bool):
+        async with open_gateway(store, pass_other_paths=passes) as (harness, up):
+            for path in ("realtime/sessions", "videos", *(("audio/speech", "images/edits") if not passes else ())):
+                answer = await harness.http.post(f"/v1/{path}", json={"model": "gpt-4o"})
+                assert answer.status_code == 404
+                assert "Quire does not speak audio" in answer.json()["error"]["message"]
+            assert up.requests == []

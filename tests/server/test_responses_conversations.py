@@ -51,10 +51,12 @@ async def test_a_conversation_has_the_items_of_all_its_responses(store: SqlStore
         assert len(listed) == 1 + 2 * 4 + 3
         assert listed[7:10] == page.data
         assert await client.conversations.items.retrieve(page.data[1].id, conversation_id=conversation.id) == listed[8]  # pyright: ignore
-        renamed = await client.conversations.update(conversation.id, metadata={"title": "Wheels"})
+        metadata = {"title": "Wheels", "topic": "Mühlen", "user": "7"}
+        renamed = await client.conversations.update(conversation.id, metadata=metadata)
+        assert renamed.metadata == metadata
         assert (await client.conversations.retrieve(conversation.id)) == renamed
         with pytest.raises(openai.UnprocessableEntityError):
-            await client.conversations.update(conversation.id, metadata={"topic": "Wheels"})
+            await client.conversations.update(conversation.id, metadata={"topic": "x" * 513})
         (stored,) = await store.list_conversations()
         assert (stored.title, f"conv_{stored.id}") == ("Wheels", conversation.id)
         assert len(await store.list_branches(stored.id)) == 1

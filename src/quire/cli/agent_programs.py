@@ -201,6 +201,8 @@ def _connect_codex(gateway: Gateway, environ: Mapping[str, str]) -> Launch:
         "name": "Quire",
         "base_url": f"{gateway.url}/v1",
         "wire_api": "responses",
+        # Codex sends only what is new of its history, and falls back to HTTP where a proxy refuses it.
+        "supports_websockets": True,
         # The header names the variable, so that no list of processes shows the key.
         **(
             {"requires_openai_auth": True, "env_http_headers.X-Quire-Key": KEY_VARIABLE}

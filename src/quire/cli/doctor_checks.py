@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -27,8 +27,10 @@ from quire.cli.init import PROVIDER_KEYS
 from quire.cli.output import pluralize
 from quire.cli.platforms import split_command
 from quire.errors import QuireError
+from quire.model.policy import WireFormatName
 from quire.schemas.setup import FindingSchema
 from quire.settings import Settings
+from quire.wire.base import UNSPOKEN
 
 if TYPE_CHECKING:
     pass
@@ -101,6 +103,10 @@ def check_versions(setup: DoctorSetup) -> list[FindingSchema]:
             f"{platform.system()} {platform.release()} {platform.machine()}",
         )
     ]
+
+
+def check_formats(setup: DoctorSetup) -> list[FindingSchema]:
+    return [report_ok("formats", f"{', '.join(get_args(WireFormatName))}; not spoken: {UNSPOKEN}")]
 
 
 def check_settings(setup: DoctorSetup) -> list[FindingSchema]:
@@ -504,6 +510,7 @@ def _read_table(path: Path, *keys: str) -> Mapping[str, Any]:
 
 CHECKS: tuple[Callable[[DoctorSetup], list[FindingSchema]], ...] = (
     check_versions,
+    check_formats,
     check_settings,
     check_extras,
     check_data_folder,

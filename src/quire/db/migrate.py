@@ -19,7 +19,7 @@ from quire.db.database_url import create_private_files, parse_database_url
 from quire.db.pgvector import enable_pgvector
 from quire.errors import SchemaOutdated, StoreBusy
 
-SCHEMA_VERSION = "0006"
+SCHEMA_VERSION = "0007"
 OLDEST_READER = "0001"
 """The oldest schema version whose code can use this schema. A migration that only expands does not change it."""
 VERSION_TABLE = "quire_version"
@@ -28,7 +28,7 @@ _TENANT_TABLES = (
     "conversations", "branches", "entries", "paths", "blobs", "blob_uses", "manifests", "request_bodies", "imports",
     "imported_files", "observations",
     "transcripts", "transcript_lines", "calibrations", "costs", "spending", "spend_reservations", "stored_bytes",
-    "turn_leases",
+    "turn_leases", "background_responses",
     "passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "memories", "documents",
     "api_keys", "turn_events", "rate_limits", "uncounted_branches", "counted_branches", "usage_contributions",
     "usage_totals", "usage_turns", "document_pairs", "backtests", "backtest_shards",
@@ -39,8 +39,10 @@ _DERIVED_TABLES = (
     "backtests", "backtest_shards", "imported_files", "observations",
 )  # fmt: skip
 _UPDATABLE_COLUMNS = {
+    "background_responses": ("outcome", "request"),
     "conversations": (
         "title",
+        "metadata",
         "updated_at",
         "purged_at",
         "project",
@@ -198,11 +200,13 @@ def grant_access(url: str, role: str) -> None:
                 for table, columns in _UPDATABLE_COLUMNS.items()
             ),
             f"GRANT DELETE ON quire_blobs, quire_blob_uses, quire_spend_reservations, quire_turn_leases, "
-            f"quire_transcripts, quire_transcript_lines, quire_turn_events, quire_request_bodies TO {name}",
+            f"quire_transcripts, quire_transcript_lines, quire_turn_events, quire_request_bodies, "
+            f"quire_background_responses TO {name}",
             # The search index, the usage roll-up and backtests are derived and may be rewritten.
             f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _DERIVED_TABLES)} TO {name}",
             # For the sweep over the conversations of all tenants, and for event streams.
-            f"GRANT EXECUTE ON FUNCTION quire_list_updated_conversations, quire_list_branch_heads TO {name}",
+            f"GRANT EXECUTE ON FUNCTION quire_list_updated_conversations, quire_list_branch_heads, "
+            f"quire_list_unanswered_responses TO {name}",
             f"GRANT SELECT, INSERT, UPDATE ON quire_sweeps TO {name}",
         ]
         for statement in statements:

@@ -38,6 +38,7 @@ conversations = Table(
     Column("parent_agent", Text),
     Column("purpose", Text),
     Column("row_digest", Bytes, nullable=False),
+    Column("metadata", Text),
 )
 
 branches = Table(
@@ -439,6 +440,19 @@ rate_limits = Table(
     Column("updated_at", Double, nullable=False),
 )
 """Token bucket of an API key: its tokens at a time in seconds, and the permits that the last server took."""
+
+background_responses = Table(
+    "quire_background_responses",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("response", Text, primary_key=True),
+    Column("conversation", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("request", Text, nullable=False),
+    Column("outcome", Text),
+)
+"""Requests of background responses. A row is deleted when its response is recorded; `outcome` is the response that was
+cancelled or failed without a reply."""
 
 sweeps = Table(
     "quire_sweeps",

@@ -45,7 +45,7 @@ class Recorder:
     """Records questions and replies of one branch, with a `lease` only while the turn has it."""
 
     def __init__(self, engine: EngineState, conversation: str, branch: int, *, lease: TurnLease | None = None) -> None:
-        self.engine, self.conversation, self.branch, self._lease = engine, conversation, branch, lease
+        self.engine, self.conversation, self.branch, self.lease = engine, conversation, branch, lease
 
     def make_draft(
         self,
@@ -82,7 +82,7 @@ class Recorder:
         await self.engine.runtime.blobs.load(self.engine.store, [], digests)
         drafts = await self.make_drafts(pending)
         entries = await self.engine.store.append(
-            self.conversation, *drafts, branch=self.branch, after=after, lease=self._lease
+            self.conversation, *drafts, branch=self.branch, after=after, lease=self.lease
         )
         schedule_indexing(self.engine)
         return entries
@@ -169,7 +169,7 @@ class Recorder:
         """Stores the pending messages before the request is sent; returns the request with nothing pending."""
         if not request.pending:
             return [], request
-        store, drafts, lease = self.engine.store, await self.make_drafts(request.pending), self._lease
+        store, drafts, lease = self.engine.store, await self.make_drafts(request.pending), self.lease
         referenced = {digest for draft in drafts for digest in draft.blob_digests()}
         for blob in request.blobs:
             if sha256(blob.data).hexdigest() in referenced:
@@ -221,7 +221,7 @@ class Recorder:
             creates_conversation=request.creates_conversation,
             client_path=request.client_path,
             start_path=request.start_path,
-            lease=self._lease,
+            lease=self.lease,
             ends_turn=turn is not None,
             body=body,
         )

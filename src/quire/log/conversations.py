@@ -1,14 +1,14 @@
 """Conversations and branches: create, list, rename, lock, fork."""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Concatenate
 
 from sqlalchemy import Connection, Select, bindparam, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from quire.db.dialects import upsert
+from quire.db.dialects import sanitize_text, upsert
 from quire.db.notifications import mark_changed
 from quire.db.raw_sql import execute, fetch
 from quire.db.schema import branches, conversations, uncounted_branches, unindexed_branches
@@ -215,6 +215,20 @@ def rename_conversation(connection: Connection, tenant: str, conversation: str, 
     _update_conversation(connection, tenant, conversation, title=title)
 
 
+def get_metadata(connection: Connection, tenant: str, conversation: str) -> dict[str, str]:
+    """What a client has noted on its conversation, by name."""
+    key = (conversations.c.tenant == tenant, conversations.c.conversation == conversation)
+    row = connection.execute(select(conversations.c.metadata).where(*key)).first()
+    if row is None:
+        raise ConversationNotFound(f"There is no conversation {conversation!r} for this tenant.")
+    return json.loads(row[0]) if row[0] else {}
+
+
+def set_metadata(connection: Connection, tenant: str, conversation: str, metadata: Mapping[str, str]) -> None:
+    text = sanitize_text(json.dumps(dict(metadata), ensure_ascii=False)) if metadata else None
+    _update_conversation(connection, tenant, conversation, metadata=text)
+
+
 def _update_conversation(connection: Connection, tenant: str, conversation: str, **changed: object) -> None:
     key = (conversations.c.tenant == tenant, conversations.c.conversation == conversation)
     row = connection.execute(select(conversations).where(*key).with_for_update()).mappings().first()
@@ -227,10 +241,10 @@ def _update_conversation(connection: Connection, tenant: str, conversation: str,
 def clear_conversation(connection: Connection, tenant: str, conversation: str) -> None:
     """Clears the texts in the rows of a conversation that was purged entirely.
 
-    These are the title, the project and the agents of its origin, the branch names and the names of session items. The
-    ids of its session, client and purpose stay. Lists omit it until the next append.
+    These are the title, the metadata, the project and the agents of its origin, the branch names and the names of
+    session items. The ids of its session, client and purpose stay. Lists omit it until the next append.
     """
-    cleared_texts = {"title": "", "project": None, "agent": None, "parent_agent": None}
+    cleared_texts = {"title": "", "metadata": None, "project": None, "agent": None, "parent_agent": None}
     _update_conversation(connection, tenant, conversation, **cleared_texts, purged_at=now())
     for branch in list_branches(connection, tenant, conversation):
         name = _default_branch_name(branch.number)
@@ -248,7 +262,7 @@ def fold_session_items(connection: Connection, tenant: str, conversation: str) -
 
 
 def clear_texts(connection: Connection, tenant: str, conversation: str, columns: Iterable[str]) -> None:
-    """Clears these of the texts `title`, `project`, `agent` and `parent_agent` of a conversation."""
+    """Clears these of the texts `title`, `metadata`, `project`, `agent` and `parent_agent` of a conversation."""
     _update_conversation(
         connection, tenant, conversation, **{name: "" if name == "title" else None for name in columns}
     )

@@ -18,11 +18,12 @@ ROW_DIGEST = "row_digest"
 
 _UNCOVERED_COLUMNS = frozenset({"tenant", ROW_DIGEST})
 _UNCOVERED_BY_TABLE = {
-    conversations.name: frozenset({"updated_at"}),
+    conversations.name: frozenset({"updated_at", "metadata"}),
     documents.name: frozenset({"size", "modified_ns"}),
 }
 """Columns that are updated without reading the row. `integrity` compares a conversation's time with its branches; a
-document whose size or time differs from its file is indexed again."""
+document whose size or time differs from its file is indexed again. Servers of the release before 0007 write the digest
+of a conversation without its metadata."""
 
 
 _LATER_COLUMNS = frozenset({"created_by"})

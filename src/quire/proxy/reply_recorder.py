@@ -28,6 +28,7 @@ from quire.errors import (
     StoreRolledBack,
     StoreUnavailable,
 )
+from quire.log.types import TurnLease
 from quire.model import CHAIN_ROOT, Compaction, Entry, Message, Span, Usage, next_path
 from quire.model.base import JsonObject
 from quire.proxy.prepare import PreparedRequest
@@ -58,6 +59,13 @@ class RecordedReply(NamedTuple):
     """The client's path after the reply; None if the client does not send the whole conversation."""
 
 
+class ResponseClaim(NamedTuple):
+    """The ID of a background response, and the lease of the process that answers it."""
+
+    response_id: str
+    lease: TurnLease
+
+
 async def record_reply(
     prepared: PreparedRequest,
     replies: Sequence[Reply],
@@ -66,11 +74,13 @@ async def record_reply(
     incomplete: bool = False,
     response_id: str | None = None,
     response_fields: JsonObject | None = None,
+    claim: ResponseClaim | None = None,
 ) -> RecordedReply | None:
     """Records the first reply, and each further choice on a fork; None if all replies are empty.
 
     `size` is the number of bytes of all replies; later requests may refer to the first one by `response_id`, and a read
-    of it repeats `response_fields`.
+    of it repeats `response_fields`. With a `claim`, that names the response, and raises `TurnLeaseLost` if another
+    process has it now.
     """
     replies = await run_sized(size, _complete_replies, prepared, replies, incomplete=incomplete)
     if not replies:
@@ -96,7 +106,11 @@ async def record_reply(
         client_path=client_path if client_path != log_path else None,
         response_id=response_id if is_stored else None,
     )
-    entry = await _record_with_retry(prepared.recorder, request, first, incomplete=incomplete)
+    recorder = prepared.recorder
+    if claim is not None:
+        request = replace(request, response_id=claim.response_id)
+        recorder = Recorder(recorder.engine, recorder.conversation, recorder.branch, lease=claim.lease)
+    entry = await _record_with_retry(recorder, request, first, incomplete=incomplete)
     if block is not None and block.summary:
         await _append_compaction(prepared.recorder.engine, entry, block.summary, first.usage)
     for number, other in enumerate(others, start=1):
@@ -171,7 +185,7 @@ async def _record_with_retry(recorder: Recorder, request: Request, reply: Reply,
             except StaleHead:
                 # A fork at the head that the request was built on: both turns follow the message that they answer.
                 branch = await engine.store.fork(recorder.conversation, at=head, branch=recorder.branch)
-                recorder = Recorder(engine, recorder.conversation, branch.number)
+                recorder = Recorder(engine, recorder.conversation, branch.number, lease=recorder.lease)
                 assembly = request.assembly.with_record(branch=branch.number)
                 request = replace(request, assembly=assembly, after=branch.head_path, creates_conversation=None)
                 continue

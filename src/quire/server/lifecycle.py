@@ -30,10 +30,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.concurrency.processes import get_spawn_context
 from quire.server.addresses import socket_url
+from quire.server.gateway.routes import get_gateway_state
 from quire.server.process_memory import exempt_modules, return_freed_memory
 from quire.server.state import ServerState
 from quire.server.telemetry.logs import log_server_event
 from quire.server.telemetry.metrics import MULTIPROCESS_DIR_VARIABLE, monitor_event_loop
+from quire.server.websocket import LimitedWebSocketProtocol, WebSocketGateway
 
 SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STREAM_FLUSH_SECONDS = 2.0
@@ -45,6 +47,9 @@ MIN_UPTIME_SECONDS = 2.0
 """A worker that exits sooner than this failed to start, and is not replaced: another would fail too."""
 KEEP_ALIVE_SECONDS = 75
 """Keep-alive timeout. Proxies have shorter ones, so that none sends a request into a connection being closed."""
+
+DEFAULT_MESSAGE_BYTES = 20_000_000
+"""Maximum size of a message of a WebSocket, where no settings say it."""
 
 THREAD_SWITCH_SECONDS = 0.0005
 """Seconds after which a busy thread hands the interpreter to the event loop. Python's default of 5 ms, waited for at
@@ -61,12 +66,17 @@ _SHUTDOWN_ERROR = {
 SHUTDOWN_EVENT = f"event: {SHUTDOWN_EVENT_NAME}\ndata: {json.dumps({'error': _SHUTDOWN_ERROR})}\n\n".encode()
 
 
-def make_server_config(app: ASGIApp, *, grace_seconds: float) -> uvicorn.Config:
+def make_server_config(
+    app: ASGIApp, *, grace_seconds: float, max_message_bytes: int = DEFAULT_MESSAGE_BYTES
+) -> uvicorn.Config:
+    """`max_message_bytes` limits a message of a WebSocket as it arrives; its request has the limits of every other."""
     return uvicorn.Config(
-        app,
+        WebSocketGateway(app),
         lifespan="off",
-        # An upgrade is a request like any other: the gateway refuses it by a status that Codex knows.
-        ws="none",
+        ws=LimitedWebSocketProtocol,
+        ws_max_size=max_message_bytes,
+        # Most events are too short to gain anything, and each costs more CPU time than it saves.
+        ws_per_message_deflate=False,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -77,10 +87,12 @@ def make_server_config(app: ASGIApp, *, grace_seconds: float) -> uvicorn.Config:
 
 async def run_server(app: FastAPI, sock: socket.socket, *, grace_seconds: float, entry: ASGIApp | None = None) -> None:
     """Serves until a signal, then shuts down gracefully. Requests go to `entry`, if the application is behind one."""
-    config = make_server_config(entry or app, grace_seconds=grace_seconds)
+    max_bytes = app.state.server_state.settings.max_request_bytes
+    config = make_server_config(entry or app, grace_seconds=grace_seconds, max_message_bytes=max_bytes)
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
     return_freed_memory()
-    async with monitor_event_loop(app.state.telemetry.metrics), exempt_modules():
+    background = get_gateway_state(app).background
+    async with monitor_event_loop(app.state.telemetry.metrics), exempt_modules(), background.recover():
         await GracefulServer(config, app, grace_seconds=grace_seconds).serve(sockets=[sock])
 
 

@@ -26,7 +26,7 @@ UPLOAD_PATH = "/api/imports"
 """Path of uploads that are streamed to a file; they have separate limits."""
 MAX_UPLOAD_BYTES = 4_000_000_000
 UPLOAD_TIMEOUT_SECONDS = 3_600.0
-RAW_BODY_PATHS = ("/api/blobs", "/api/import", UPLOAD_PATH)
+RAW_BODY_PATHS = ("/api/blobs", "/api/import", UPLOAD_PATH, "/v1/files")
 """Paths whose bodies are not parsed as one JSON text; every other body is checked by `JsonLimit`."""
 
 

@@ -93,6 +93,18 @@ def list_branch_heads(
     return dict(heads)
 
 
+_UNANSWERED_POSTGRES = text("SELECT tenant, response FROM quire_list_unanswered_responses(:limit)")
+_UNANSWERED_SQLITE = text("""
+    SELECT tenant, response FROM quire_background_responses WHERE outcome IS NULL ORDER BY created_at LIMIT :limit
+""")
+
+
+def list_unanswered(connection: Connection, _tenant: str, *, limit: int) -> list[tuple[str, str]]:
+    """Tenant and ID of background responses of all tenants that have no reply yet, oldest first."""
+    statement = _UNANSWERED_POSTGRES if connection.dialect.name == "postgresql" else _UNANSWERED_SQLITE
+    return [(tenant, response) for tenant, response in connection.execute(statement, {"limit": limit})]
+
+
 def get_data_version(connection: Connection, _tenant: str) -> int | None:
     """A number that differs after a commit of another connection. None on PostgreSQL, which has no such number."""
     if connection.dialect.name == "postgresql":
@@ -107,4 +119,5 @@ class AllTenants(StorePart):
     get_sweep_time = read(get_sweep_time)
     record_sweep = write(record_sweep)
     list_branch_heads = read(list_branch_heads)
+    list_unanswered = read(list_unanswered)
     get_data_version = read_inline(get_data_version)

@@ -29,6 +29,7 @@ from quire.model.entry_bodies import purge_body
 from quire.model.ids import now
 from quire.model.messages import PURGED_TEXT
 from quire.store.backtests import backtest_shards, backtests, delete_backtests
+from quire.turns import background_responses
 from quire.turns import events as turn_events
 from quire.turns import leases as turn_leases
 from quire.usage.rollup import reset_usage, usage_contributions
@@ -39,7 +40,7 @@ MAX_VALUE_CHARS = 20_000
 MAX_ESCAPE_DEPTH = 3
 """JSON strings within JSON strings: a body holds the arguments of a tool call, which may hold JSON again."""
 
-CLEARED_COLUMNS = ("title", "project", "agent", "parent_agent")
+CLEARED_COLUMNS = ("title", "metadata", "project", "agent", "parent_agent")
 """Texts of a conversation that may be cleared; its id, session, client and purpose identify it."""
 
 ValueRow = Mapping[str, Any]
@@ -161,6 +162,7 @@ def _purge(
     delete_observations(connection, tenant, conversation)
     turn_events.delete_conversation_events(connection, tenant, conversation)
     turn_leases.delete_outcomes(connection, tenant, conversation)
+    background_responses.delete_requests(connection, tenant, conversation)
     blobs.delete_orphan_blobs(connection, tenant)
     return purged
 
@@ -366,6 +368,7 @@ def _clear_texts(connection: Connection, tenant: str, table_name: str, rows: Seq
 _DELETED_WITH_CONVERSATION = {
     schema.turn_leases.name: turn_leases.delete_outcomes,
     schema.turn_events.name: turn_events.delete_conversation_events,
+    schema.background_responses.name: background_responses.delete_requests,
     # What is left of the conversations is counted again. Totals and pairs have the names of contributions alone.
     usage_contributions.name: reset_usage,
     schema.request_bodies.name: delete_bodies,

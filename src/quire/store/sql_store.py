@@ -50,6 +50,7 @@ from quire.store.backtests import Backtests
 from quire.store.purge import count_value_rows, erase_value, purge_entries
 from quire.store.tenant_archive import export_tenant, import_tenant
 from quire.store.turn_records import append_items, record_reply
+from quire.turns.background_responses import BackgroundRequests
 from quire.turns.events import TurnEvents
 from quire.turns.leases import TurnLeases
 from quire.usage.contribution import NANOS_PER_DOLLAR
@@ -94,6 +95,7 @@ class SqlStore(StorePart):
         self.rate_limits = RateLimits(base)
         self.leases = TurnLeases(base)
         self.turn_events = TurnEvents(base)
+        self.background = BackgroundRequests(base)
         self.backtests = Backtests(base)
         self.all_tenants = AllTenants(base)
         self._known_blobs: LRUCache[bytes, None] = LRUCache(blobs.MAX_KNOWN_BLOBS)
@@ -160,6 +162,8 @@ class SqlStore(StorePart):
     list_origins = read(conversations.list_origins)
     list_session = read(conversations.list_session)
     rename_conversation = write_conversation(conversations.rename_conversation)
+    get_metadata = read(conversations.get_metadata)
+    set_metadata = write_conversation(conversations.set_metadata)
     fill_titles = read(fill_titles)
     sum_tokens = read(reads.sum_tokens)
     get_branch = read_inline(conversations.get_branch)

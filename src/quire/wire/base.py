@@ -68,3 +68,7 @@ class WireFormat(Protocol):
     def parse_messages(self, messages: Sequence[object], *, system: object = None) -> list[Message]:
         """Parses the messages of a request, with its system text as the first message."""
         ...
+
+
+UNSPOKEN = "audio, video, generated images, real-time sessions"
+"""What no wire format of Quire has."""

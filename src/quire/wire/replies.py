@@ -150,25 +150,20 @@ class StreamDecoder(ABC):
         Raises `ModelUnavailable` if an event, what is withheld, or the whole stream exceeds a limit.
         """
         try:
-            # No event ends within the old buffer, but one may end in its last bytes and the first of the chunk.
-            search_from = max(0, len(self._buffer) - _MAX_EVENT_END_BYTES + 1)
-            self._buffer += chunk
             self.received_bytes += len(chunk)
             if self.received_bytes > MAX_STREAM_BYTES:
                 raise ModelUnavailable(
                     f"The upstream streamed a reply of more than {MAX_STREAM_BYTES:,} bytes; shorten it."
                 )
-            ends = [match.end() for match in _EVENT_END.finditer(self._buffer, search_from)]
-            passed, start = bytearray(), 0
-            for end in ends:
-                self._check_size(end - start)
-                event, start = bytes(self._buffer[start:end]), end
+            passed = bytearray()
+            for event in take_events(self._buffer, chunk):
+                self._check_size(len(event))
                 if exceeds_json_limit(event):
                     raise ModelUnavailable(
                         f"The upstream sent an event of more than {MAX_JSON_SEPARATORS:,} JSON values; "
                         "retry, or use another model."
                     )
-                data = b"\n".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
+                data = read_event_data(event)
                 if data and is_object(parsed := _parse_json(data)):
                     self.add_event(parsed)
                 elif data == _DONE_DATA:
@@ -177,7 +172,6 @@ class StreamDecoder(ABC):
                     self._withheld += event
                 else:
                     passed += event
-            del self._buffer[:start]
             self._check_size(max(len(self._buffer), len(self._withheld)))
             return bytes(passed)
         except ModelUnavailable:
@@ -212,6 +206,23 @@ class StreamDecoder(ABC):
     def drop_incomplete_event(self) -> None:
         """Drops the last event of a stream that was cut off within it."""
         self._buffer.clear()
+
+
+def take_events(buffer: bytearray, chunk: bytes) -> list[bytes]:
+    """Adds bytes of a stream to the buffer of its last event, and takes the events that are complete."""
+    # No event ends within the old buffer, but one may end in its last bytes and the first of the chunk.
+    search_from = max(0, len(buffer) - _MAX_EVENT_END_BYTES + 1)
+    buffer += chunk
+    events, start = list[bytes](), 0
+    for end in [match.end() for match in _EVENT_END.finditer(buffer, search_from)]:
+        events.append(bytes(buffer[start:end]))
+        start = end
+    del buffer[:start]
+    return events
+
+
+def read_event_data(event: bytes) -> bytes:
+    return b"\n".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
 
 
 def encode_event(data: dict[str, Any], *, name: str | None = None) -> bytes:

@@ -28,7 +28,7 @@ from quire.proxy.recognition import (
     find_session,
     match_request,
 )
-from quire.proxy.reply_recorder import MISSING_FROM_LOG
+from quire.proxy.reply_recorder import MISSING_FROM_LOG, ResponseClaim
 from quire.proxy.response_items import resolve_items, restore_envelope
 from quire.server.auth import Caller
 from quire.server.dependencies import engine_for_caller
@@ -73,6 +73,8 @@ class Exchange:
     query: str = ""
     path_fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of the request that the path has in place of the body, such as the model."""
+    claim: ResponseClaim | None = None
+    """Of a background response."""
 
     async def respond(self, writer: ResponseWriter, *, path: str | None = None) -> None:
         """Answers the request, by another path of the upstream if one is given; errors become responses."""
@@ -104,6 +106,7 @@ class Exchange:
             prepared,
             update_head=partial(self.head_cache.update, self.head_scope),
             on_store_failure=self.server_state.settings.on_store_failure,
+            claim=self.claim,
         )
         return await Relay(writer, call, recorder, refit=self._refit, telemetry=self.telemetry).run()
 

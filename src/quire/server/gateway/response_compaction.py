@@ -38,6 +38,7 @@ from quire.wire.responses.stream import MICROSECONDS_PER_SECOND
 COMPACT_PATH = "responses/compact"
 COMPACTION_TRIGGER = "compaction_trigger"
 """Type of the last item of a request for a compaction item."""
+WARM_UP_FIELD = b'"generate"'
 
 
 class _CompactedHistory(NamedTuple):
@@ -51,14 +52,14 @@ async def respond_with_compaction(exchange: Exchange, writer: ResponseWriter) ->
     """Answers a request to compact: by the upstream if it uses the client's format, else from the log."""
     try:
         body = await run_sized(len(exchange.raw_body), parse_body, exchange.raw_body)
-        upstream = await _find_upstream(exchange, body)
+        upstream = await find_upstream(exchange, body)
         if choose_target(exchange.codec, upstream.speaks) is exchange.codec:
             if body.get("input"):
                 return await exchange.respond(writer, path=COMPACT_PATH)
             return await _forward_compaction(exchange, writer, body, upstream)
         history = await _compact_history(exchange, body, upstream)
     except (UnreadableBody, RequestLimitExceeded, QuireError) as error:
-        return await _send_error(exchange, writer, error)
+        return await send_error(exchange, writer, error)
     compacted = {
         "id": make_response_id(new_id()),
         "object": "response.compaction",
@@ -70,37 +71,47 @@ async def respond_with_compaction(exchange: Exchange, writer: ResponseWriter) ->
 
 
 async def respond_or_compact(exchange: Exchange, writer: ResponseWriter) -> None:
-    """Answers a request for a response; one that ends with a trigger gets a compaction item instead of a reply."""
-    if COMPACTION_TRIGGER.encode() not in exchange.raw_body:
+    """Answers a request for a response; one that ends with a trigger gets a compaction item instead of a reply.
+
+    One with `generate: false` is Codex's warm-up of a WebSocket, which has no reply and is not recorded.
+    """
+    if COMPACTION_TRIGGER.encode() not in exchange.raw_body and WARM_UP_FIELD not in exchange.raw_body:
         return await exchange.respond(writer)
     try:
         body = await run_sized(len(exchange.raw_body), parse_body, exchange.raw_body)
         *items, last = filter_objects(body.get("input")) or [{}]
-        upstream = await _find_upstream(exchange, body)
+        upstream = await find_upstream(exchange, body)
+        if body.get("generate") is False:
+            content, content_type = _encode_response(body, None, is_stream=body.get("stream") is True)
+            return await writer.send_response(200, {"content-type": content_type}, content)
         if last.get("type") != COMPACTION_TRIGGER or choose_target(exchange.codec, upstream.speaks) is exchange.codec:
             return await exchange.respond(writer)
         history = await _compact_history(exchange, {**body, "input": items}, upstream)
     except (UnreadableBody, RequestLimitExceeded, QuireError) as error:
-        return await _send_error(exchange, writer, error)
-    response = build_started_response(
-        {**body, "store": False}, request_id=new_id(), created_at=now() // MICROSECONDS_PER_SECOND
-    )
-    content, content_type = _encode_response(response, history, is_stream=body.get("stream") is True)
+        return await send_error(exchange, writer, error)
+    content, content_type = _encode_response(body, history, is_stream=body.get("stream") is True)
     return await writer.send_response(200, {"content-type": content_type}, content)
 
 
-def _encode_response(started: WireMessage, history: _CompactedHistory, *, is_stream: bool) -> tuple[bytes, str]:
-    """Encodes a response whose output is the compaction item; a later request cannot refer to the response itself."""
-    item = history.compaction_item
+def _encode_response(body: dict[str, Any], history: _CompactedHistory | None, *, is_stream: bool) -> tuple[bytes, str]:
+    """Encodes a response whose output is the compaction item, if there is one. Requests cannot refer to it later."""
+    started = build_started_response(
+        {**body, "store": False}, request_id=new_id(), created_at=now() // MICROSECONDS_PER_SECOND
+    )
+    output = [history.compaction_item] if history is not None else []
+    usage = history.usage if history is not None else Usage()
     completed_at = now() // MICROSECONDS_PER_SECOND
-    ended = end_response(started, [item], completed_at=completed_at, finish_reason="stop", usage=history.usage)
+    ended = end_response(started, output, completed_at=completed_at, finish_reason="stop", usage=usage)
     if not is_stream:
         return to_json(ended), "application/json"
     events: list[tuple[str, WireMessage]] = [
         ("response.created", {"response": started}),
         ("response.in_progress", {"response": started}),
-        ("response.output_item.added", {"output_index": 0, "item": item}),
-        ("response.output_item.done", {"output_index": 0, "item": item}),
+        *(
+            (f"response.output_item.{state}", {"output_index": 0, "item": item})
+            for item in output
+            for state in ("added", "done")
+        ),
         ("response.completed", {"response": ended}),
     ]
     encoded = (
@@ -116,7 +127,7 @@ async def _forward_compaction(
     """Forwards a request to compact that only names a response; its cost is charged to the response's conversation."""
     call = exchange.build_call(upstream, COMPACT_PATH)
     resolved = await exchange.resolve_references(ClientBody(raw=exchange.raw_body, fields=body), upstream)
-    history = await _recognize_history(exchange, resolved.fields, upstream)
+    history = await recognize_history(exchange, resolved.fields, upstream)
     await exchange.forward_unrecorded(
         writer,
         call,
@@ -127,7 +138,7 @@ async def _forward_compaction(
     )
 
 
-async def _find_upstream(exchange: Exchange, body: dict[str, Any]) -> Upstream:
+async def find_upstream(exchange: Exchange, body: dict[str, Any]) -> Upstream:
     model = get_model_name(body)
     upstream = exchange.server_state.upstream_for(model)
     if upstream is None:
@@ -136,7 +147,7 @@ async def _find_upstream(exchange: Exchange, body: dict[str, Any]) -> Upstream:
     return upstream
 
 
-async def _send_error(
+async def send_error(
     exchange: Exchange, writer: ResponseWriter, error: UnreadableBody | RequestLimitExceeded | QuireError
 ) -> None:
     codec = exchange.codec
@@ -179,7 +190,7 @@ class _RecognizedHistory(NamedTuple):
     match: HistoryMatch
 
 
-async def _recognize_history(exchange: Exchange, body: dict[str, Any], upstream: Upstream) -> _RecognizedHistory:
+async def recognize_history(exchange: Exchange, body: dict[str, Any], upstream: Upstream) -> _RecognizedHistory:
     """Finds the conversation and branch that the request's history belongs to."""
     store = exchange.get_store()
     # A chain alone has no new items; a blank text takes their place, and is not recorded.
@@ -196,7 +207,7 @@ async def _recognize_history(exchange: Exchange, body: dict[str, Any], upstream:
 
 async def _record_history(exchange: Exchange, body: dict[str, Any], upstream: Upstream) -> Conversation:
     """Opens the conversation and branch that the request's history is stored in."""
-    request, variant, match = await _recognize_history(exchange, body, upstream)
+    request, variant, match = await recognize_history(exchange, body, upstream)
     store, has_input = exchange.get_store(), bool(body.get("input"))
     envelope = await variant.load_envelope(request)
     engine = variant.engine.with_changes(agent=envelope.agent, spending_key=exchange.caller.spending_key)

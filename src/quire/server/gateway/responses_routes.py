@@ -4,14 +4,17 @@ All answer from the log, also if the upstream stores responses. Reads need the s
 other keys of the tenant have written.
 """
 
+from contextlib import suppress
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
 from quire.concurrency.worker_threads import run_sized
 from quire.engine import Conversation
-from quire.errors import ConversationNotFound, EntryNotFound, InvalidRequest, ResponseNotFound
+from quire.errors import ConversationNotFound, EntryNotFound, InvalidRequest, NotFound, ResponseNotFound
 from quire.log import Branch, ConversationRecord, RecordedRequest
 from quire.model import Entry, Message
 from quire.model.ids import new_id
@@ -29,9 +32,12 @@ from quire.proxy.response_items import (
 )
 from quire.server.auth import Caller
 from quire.server.dependencies import AdminCaller, ChatCaller, ReadCaller, StateDep, engine_for_caller
+from quire.server.gateway.background import EVENT_STREAM
+from quire.server.gateway.routes import get_gateway_state
 from quire.server.problems import problem_response
 from quire.server.sized_responses import respond_sized
 from quire.server.state import ServerState
+from quire.server.websocket import TENANT_HEADER
 from quire.store import SqlStore
 from quire.wire import WireMessage
 from quire.wire.codec import RequestLimitExceeded, UnreadableBody
@@ -57,27 +63,41 @@ Items = Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS, description=
 
 
 @router.get("/responses", include_in_schema=False)
-async def refuse_websocket(request: Request, caller: ChatCaller) -> Response:
-    """Refuses the WebSocket that Codex tries first. At status 426 it uses HTTP at once, at any other after retries."""
+async def accept_websocket(request: Request, caller: ChatCaller) -> Response:
+    """Accepts the handshake of a WebSocket, which `quire.server.websocket` serves."""
     if request.headers.get("upgrade", "").lower() != "websocket":
         return problem_response(
             405, detail="Send a request by POST.", code="method_not_allowed", headers={"Allow": "POST"}
         )
-    detail = "The gateway answers by HTTP, not by WebSocket."
-    return problem_response(426, detail=detail, code="upgrade_required", headers={"Upgrade": "HTTP/1.1"})
+    return Response(status_code=101, headers={TENANT_HEADER: quote(caller.tenant)})
 
 
-@router.get("/responses/{response_id}", summary="Read a response")
+@router.get("/responses/{response_id}", summary="Read a response", response_model=None)
 async def get_response(
+    request: Request,
     response_id: ResponseId,
     server_state: StateDep,
     caller: ReadCaller,
-    stream: Annotated[bool, Query(description="Not supported: a recorded response is read whole.")] = False,
-) -> dict[str, Any]:
+    stream: Annotated[bool, Query(description="Streams the events of a background response.")] = False,
+    starting_after: Annotated[
+        int, Query(ge=-1, le=2**31 - 1, description="Number of the last event that the client has, for a stream.")
+    ] = -1,
+) -> dict[str, Any] | Response:
     """The response as the client got it. One that was created with `store: false` is not found."""
+    store, background = _get_store(server_state, caller), get_gateway_state(request.app).background
+    status = await background.find(store, response_id)
     if stream:
-        raise InvalidRequest("A recorded response cannot be streamed; read it without `stream`.")
-    store = _get_store(server_state, caller)
+        conversation = (
+            status.request.conversation
+            if status is not None
+            else (await _find_response(store, response_id)).conversation
+        )
+        if status is None and not await store.turn_events.list(conversation, response_id, first=0):
+            raise InvalidRequest("The events of this response are not stored (any more); read it without `stream`.")
+        events = background.stream(store, conversation, response_id, starting_after=starting_after)
+        return StreamingResponse(events, media_type=EVENT_STREAM)
+    if status is not None:
+        return status.build_object()
     recorded = await _find_response(store, response_id)
     entry = await store.get_entry(recorded.conversation, recorded.seq, branch=recorded.branch)
     record = await load_request_record(store, recorded)
@@ -96,19 +116,32 @@ async def get_response(
 
 
 @router.delete("/responses/{response_id}", summary="Delete a response")
-async def delete_response(response_id: ResponseId, server_state: StateDep, caller: ChatCaller) -> dict[str, Any]:
+async def delete_response(
+    request: Request, response_id: ResponseId, server_state: StateDep, caller: ChatCaller
+) -> dict[str, Any]:
     """The response can neither be read nor continued any more. The log still has the turn. A purge removes it."""
     store = _get_store(server_state, caller)
-    await _find_response(store, response_id)
-    await store.forget_response(response_id)
+    if await get_gateway_state(request.app).background.cancel(store, response_id) is not None:
+        await store.background.delete(response_id)
+        with suppress(NotFound):
+            await store.forget_response(response_id)
+    else:
+        await _find_response(store, response_id)
+        await store.forget_response(response_id)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
 @router.post("/responses/{response_id}/cancel", summary="Cancel a response")
-async def cancel_response(response_id: ResponseId, server_state: StateDep, caller: ChatCaller) -> dict[str, Any]:
-    """Only a response with `background: true` can be cancelled, and Quire runs none."""
-    await _find_response(_get_store(server_state, caller), response_id)
-    raise InvalidRequest("Only a response that was created with `background: true` can be cancelled.")
+async def cancel_response(
+    request: Request, response_id: ResponseId, server_state: StateDep, caller: ChatCaller
+) -> dict[str, Any]:
+    """Cancels a response with `background: true` that has not ended. What has arrived of its reply is recorded."""
+    store = _get_store(server_state, caller)
+    cancelled = await get_gateway_state(request.app).background.cancel(store, response_id)
+    if cancelled is not None:
+        return cancelled
+    await _find_response(store, response_id)
+    raise InvalidRequest("Only a response with `background: true` that has not ended can be cancelled.")
 
 
 @router.get("/responses/{response_id}/input_items", summary="List the input items of a response")
@@ -156,10 +189,11 @@ async def _find_response(store: SqlStore, response_id: str) -> RecordedRequest:
     return recorded
 
 
-class ConversationMetadata(BaseModel, extra="forbid"):
-    """The log has only a title for a conversation, so that no other key is accepted."""
-
-    title: str = Field(default="", max_length=200)
+MAX_TITLE_CHARS = 200
+ConversationMetadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16, description="Notes of the client. `title` is the title of the conversation, too."),
+]
 
 
 class GatewayConversationBody(BaseModel):
@@ -180,28 +214,34 @@ async def create_conversation(
     caller: ChatCaller, server_state: StateDep, body: GatewayConversationBody
 ) -> dict[str, Any]:
     """Creates a conversation that requests can name in `conversation`."""
-    store, title = _get_store(server_state, caller), body.metadata.title if body.metadata is not None else ""
+    store, metadata = _get_store(server_state, caller), body.metadata or {}
     messages = _parse_items(body.items or [])
-    record = await store.create_conversation(new_id(), title=title)
+    record = await store.create_conversation(new_id(), title=metadata.get("title", "")[:MAX_TITLE_CHARS])
+    if others := _drop_title(metadata):
+        await store.set_metadata(record.id, others)
     await _append(server_state, caller, await store.get_branch(record.id), messages)
-    return _to_object(record)
+    return _to_object(record, metadata)
 
 
 @conversations_router.get("/{conversation}", summary="Read a conversation")
 async def get_conversation(
     caller: ReadCaller, server_state: StateDep, conversation: ConversationPath
 ) -> dict[str, Any]:
-    return _to_object(await _load_record(_get_store(server_state, caller), conversation))
+    store = _get_store(server_state, caller)
+    record = await _load_record(store, conversation)
+    return _to_object(record, await store.get_metadata(record.id))
 
 
-@conversations_router.post("/{conversation}", summary="Rename a conversation")
+@conversations_router.post("/{conversation}", summary="Change the metadata of a conversation")
 async def update_conversation(
     caller: ChatCaller, server_state: StateDep, conversation: ConversationPath, body: GatewayConversationUpdate
 ) -> dict[str, Any]:
     store = _get_store(server_state, caller)
     record = await _load_record(store, conversation)
-    await store.rename_conversation(record.id, body.metadata.title)
-    return _to_object(record._replace(title=body.metadata.title))
+    title = body.metadata.get("title", "")[:MAX_TITLE_CHARS]
+    await store.rename_conversation(record.id, title)
+    await store.set_metadata(record.id, _drop_title(body.metadata))
+    return _to_object(record._replace(title=title), body.metadata)
 
 
 @conversations_router.delete("/{conversation}", summary="Purge a conversation")
@@ -212,7 +252,7 @@ async def delete_conversation(
     store = _get_store(server_state, caller)
     record = await _load_record(store, conversation)
     await store.purge(record.id)
-    return {"id": _to_object(record)["id"], "object": "conversation.deleted", "deleted": True}
+    return {"id": f"{CONVERSATION_ID_PREFIX}{record.id}", "object": "conversation.deleted", "deleted": True}
 
 
 @conversations_router.get("/{conversation}/items", summary="List the items of a conversation")
@@ -259,15 +299,20 @@ async def delete_item(
     record, branch = await _load_record(store, conversation), await _load_branch(store, conversation)
     entry, _ = await _find_item(store, branch, item)
     await store.purge(record.id, [entry.seq], branch=branch.number)
-    return _to_object(record)
+    return _to_object(record, await store.get_metadata(record.id))
 
 
-def _to_object(record: ConversationRecord) -> dict[str, Any]:
+def _drop_title(metadata: dict[str, str]) -> dict[str, str]:
+    """The metadata without the title, which other routes and commands change, too."""
+    return {name: value for name, value in metadata.items() if name != "title"}
+
+
+def _to_object(record: ConversationRecord, metadata: dict[str, str]) -> dict[str, Any]:
     return {
         "id": f"{CONVERSATION_ID_PREFIX}{record.id}",
         "object": "conversation",
         "created_at": record.created_at // MICROSECONDS_PER_SECOND,
-        "metadata": {"title": record.title} if record.title else {},
+        "metadata": {**({"title": record.title} if record.title else {}), **_drop_title(metadata)},
     }
 
 

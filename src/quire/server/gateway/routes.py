@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Header, HTTPException, Request
+from fastapi import APIRouter, FastAPI, Header, HTTPException, Request
 from pydantic_core import to_json
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
@@ -17,12 +18,14 @@ from quire.proxy.edited_requests import apply_edits
 from quire.proxy.engine_variants import EngineVariants, RecognizedRequest
 from quire.proxy.known_messages import ClientBody, KnownMessageCache
 from quire.proxy.recognition import HeadCache, HistoryMatch, RequestedConversation, find_continued
+from quire.proxy.reply_recorder import ResponseClaim
 from quire.server.auth import Caller
 from quire.server.dependencies import ChatCaller, engine_for_caller
+from quire.server.gateway.background import BackgroundResponses, StoredRequest, respond_or_submit
 from quire.server.gateway.exchange import Exchange
 from quire.server.gateway.model_list import build_google_model, build_model_list, collect_models, is_google_client
 from quire.server.gateway.response import CancellableResponse, ResponseWriter, to_http_response
-from quire.server.gateway.response_compaction import respond_or_compact, respond_with_compaction
+from quire.server.gateway.response_compaction import respond_with_compaction
 from quire.server.gateway.unrecorded_calls import check_body, forward_unrecorded
 from quire.server.gateway.upstream import (
     MAX_CONVERSATION_HEADER_CHARS,
@@ -30,9 +33,10 @@ from quire.server.gateway.upstream import (
     decode_conversation_header,
 )
 from quire.server.problems import ERROR_RESPONSES
-from quire.server.state import get_server_state
+from quire.server.state import ServerState, get_server_state
 from quire.server.telemetry import get_telemetry
 from quire.settings.schema import Upstream
+from quire.wire.base import UNSPOKEN
 from quire.wire.codec import Codec, UnreadableBody, encode_body, get_model_name, parse_body
 from quire.wire.codecs import CHAT, MESSAGES, RESPONSES, choose_only_format, choose_target
 
@@ -165,7 +169,8 @@ async def create_response(
     request: Request, caller: ChatCaller, conversation: ConversationHeader = None, branch: BranchHeader = None
 ) -> Response:
     """OpenAI's Responses. Passed through to an upstream that speaks them, else translated. All are recorded."""
-    return await run_exchange(request, caller, RESPONSES, conversation, branch, respond=respond_or_compact)
+    respond = partial(respond_or_submit, get_gateway_state(request.app).background)
+    return await run_exchange(request, caller, RESPONSES, conversation, branch, respond=respond)
 
 
 @router.post("/responses/input_tokens", response_class=Response, summary="Count the tokens of a response request")
@@ -201,13 +206,7 @@ async def run_exchange(
         return to_http_response(codec.to_error_response(error))
     except ClientDisconnect:
         return Response(status_code=400)
-    server_state = get_server_state(request)
-    state = request.app.state
-    if not hasattr(state, "gateway"):
-        # The caches are created on the first request.
-        state.gateway = _GatewayState(EngineVariants(server_state.engines), HeadCache(), KnownMessageCache())
-        server_state.store.on_connection_loss(state.gateway.head_cache.clear)
-    gateway: _GatewayState = state.gateway
+    server_state, gateway = get_server_state(request), get_gateway_state(request.app)
     exchange = Exchange(
         server_state=server_state,
         variants=gateway.variants,
@@ -244,12 +243,44 @@ async def get_model(request: Request, caller: ChatCaller, model: str) -> dict[st
     return build_google_model(found) if is_google_client(request.headers) else found
 
 
-class _GatewayState(NamedTuple):
-    """Caches of the gateway, shared by all requests."""
+class GatewayState(NamedTuple):
+    """Caches and background responses of the gateway, shared by all requests."""
 
     variants: EngineVariants
     head_cache: HeadCache
     known_messages: KnownMessageCache
+    background: BackgroundResponses
+
+
+def get_gateway_state(app: FastAPI) -> GatewayState:
+    """The state of an application's gateway, created on first use."""
+    if hasattr(app.state, "gateway"):
+        return app.state.gateway
+    server_state: ServerState = app.state.server_state
+
+    def open_exchange(stored: StoredRequest, claim: ResponseClaim) -> Exchange:
+        return Exchange(
+            server_state=server_state,
+            variants=gateway.variants,
+            head_cache=gateway.head_cache,
+            known_messages=gateway.known_messages,
+            caller=stored.caller,
+            requested=RequestedConversation(stored.conversation, stored.branch),
+            headers=Headers(stored.headers),
+            raw_body=encode_body(stored.body),
+            telemetry=app.state.telemetry,
+            codec=RESPONSES,
+            claim=claim,
+        )
+
+    gateway = app.state.gateway = GatewayState(
+        EngineVariants(server_state.engines),
+        HeadCache(),
+        KnownMessageCache(),
+        BackgroundResponses(server_state.store, open_exchange),
+    )
+    server_state.store.on_connection_loss(gateway.head_cache.clear)
+    return gateway
 
 
 other_paths_router = APIRouter(prefix="/v1", include_in_schema=False)
@@ -262,29 +293,46 @@ STATELESS_PATHS = frozenset(
     }
 )  # fmt: skip
 """Other paths that can be passed on: nothing that one caller sends there is stored for another one to read."""
+STORED_PATHS = ("files", "uploads", "batches", "messages/batches")
+"""Paths whose objects the provider stores for an account. Callers that share one would reach each other's."""
+UNSPOKEN_PATHS = ("audio", "images", "realtime", "live", "videos")
 
 
 @other_paths_router.api_route(
     "/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"], response_class=Response
 )
 async def pass_other_path(request: Request, caller: ChatCaller, path: str) -> Response:
-    """Passes a request to a stateless path to the upstream of its model, or to `base_url` if it names none."""
+    """Passes a request to another path on, unrecorded: to the upstream of its model, or to the one for all models.
+
+    One rule for all of them: a path without state for everyone, a path with stored objects only to an account that is
+    the caller's own, or with the scope `admin`, and no other.
+    """
     server_state = get_server_state(request)
-    if not server_state.settings.pass_other_paths:
-        raise HTTPException(404, f"/v1/{path} is not served; `pass_other_paths` passes some paths to the upstream.")
-    if path not in STATELESS_PATHS or request.method != "POST":
+    is_stored = path in STORED_PATHS or path.startswith(tuple(f"{each}/" for each in STORED_PATHS))
+    is_passed = is_stored or (path in STATELESS_PATHS and request.method == "POST")
+    if not (is_passed and server_state.settings.pass_other_paths):
+        if path.partition("/")[0] in UNSPOKEN_PATHS:
+            raise HTTPException(404, f"/v1/{path} is not served: Quire does not speak {UNSPOKEN}.")
+        if not server_state.settings.pass_other_paths:
+            raise HTTPException(404, f"/v1/{path} is not served; `pass_other_paths` passes some paths to the upstream.")
         passed = ", ".join(sorted(STATELESS_PATHS))
         raise HTTPException(404, f"{request.method} /v1/{path} is not passed to the upstream, only POST to: {passed}.")
     content_type = request.headers.get("content-type", "application/json")
     try:
         raw = await request.body()
         # Other bodies, such as audio, are not parsed.
-        is_json = content_type.startswith("application/json")
+        is_json = content_type.startswith("application/json") and not is_stored
         fields = await run_sized(len(raw), parse_body, raw) if is_json else {}
         model = get_model_name(fields)
         upstream = server_state.upstream_for(model)
         if upstream is None:
             raise AccessDenied("No upstream serves this path; set `base_url`.")
+        is_own_account = caller.key_id is None or upstream.credentials == "client"
+        if is_stored and not is_own_account and "admin" not in caller.scopes:
+            raise AccessDenied(
+                f"What is sent to /v1/{path} is stored for all tenants of this server; use a key with the scope "
+                "`admin`, or an upstream that takes your own credentials."
+            )
         if spend_caps_for(server_state.settings, tenant=caller.tenant, key=caller.spending_key).exist:
             raise AccessDenied("A spend cap (`max_spend`) cannot count what this path costs, so it is not passed on.")
         body = ClientBody(raw=raw if is_json else b"{}", fields=fields)
@@ -310,6 +358,16 @@ async def pass_other_path(request: Request, caller: ChatCaller, path: str) -> Re
     engine, telemetry = engine_for_caller(server_state, caller, model=model or None), get_telemetry(request)
 
     async def respond(writer: ResponseWriter) -> None:
-        await forward_unrecorded(writer, call, raw, engine=engine, model=model, codec=CHAT, telemetry=telemetry)
+        await forward_unrecorded(
+            writer,
+            call,
+            raw,
+            engine=engine,
+            model=model,
+            codec=CHAT,
+            telemetry=telemetry,
+            method=request.method,
+            is_free=is_stored,
+        )
 
     return CancellableResponse(request, respond)

@@ -73,6 +73,7 @@ async def forward_unrecorded(
     is_free: bool = False,
     reply_tokens: int = 0,
     telemetry: Telemetry,
+    method: str = "POST",
 ) -> None:
     """Sends a call and relays the response; a failure after its start breaks it off.
 
@@ -103,7 +104,7 @@ async def forward_unrecorded(
 
     try:
         with telemetry.trace_gateway_call(model, conversation=conversation or None) as span:
-            async with call.send("POST", content, trace_headers=span.headers) as response:
+            async with call.send(method, content, trace_headers=span.headers) as response:
                 is_stream = response.content_type.startswith("text/event-stream")
                 cost = 0.0 if response.is_error else unreported
                 headers = {**filter_response_headers(response.raw_headers), **UNRECORDED_HEADERS}
@@ -116,7 +117,8 @@ async def forward_unrecorded(
                         received.append(chunk)
                     await writer.write(chunk)
                     chunk = await anext(chunks, b"")
-                if not response.is_error and response.content_type.startswith("application/json"):
+                # A free call costs nothing, also if it repeats the usage of others, as the object of a batch does.
+                if not (response.is_error or is_free) and response.content_type.startswith("application/json"):
                     usage = await run_sized(size, _read_usage, b"".join(received))
                     cost = engine.config.compute_cost(usage, model).usd if usage is not None else unreported
                 # Before the client sees the end, and can send its next request.
