@@ -1,7 +1,8 @@
 """Archive of a whole tenant: the rows of its tables as JSON Lines, for a backup or a move to another database.
 
 Derived rows are included, so that search works at once. Vectors of passages are not, because their type depends on the
-database: they are computed again. Leases, live events, rate limits and reserved spending end with their processes.
+database: they are computed again. Background responses, leases, live events, rate limits and reserved
+spending end with their processes.
 """
 
 import json
@@ -17,6 +18,7 @@ from quire.db.dialects import insert_rows, insert_tuples
 from quire.db.migrate import SCHEMA_VERSION
 from quire.db.schema import (
     api_keys,
+    background_responses,
     blobs,
     conversations,
     message_segments,
@@ -35,7 +37,7 @@ ARCHIVE_FORMAT = 1
 ROWS_PER_LINE = 500
 LARGE_ROWS_PER_LINE = 20
 _LARGE_TABLES = (blobs, request_bodies, message_segments)
-_LIVE_TABLES = (turn_leases, turn_events, rate_limits, spend_reservations)
+_LIVE_TABLES = (background_responses, turn_leases, turn_events, rate_limits, spend_reservations)
 _VECTOR_COLUMNS = (passages.c.embedder, passages.c.vector)
 _VECTOR_TERM_PREFIX = "vector:"
 _BYTES_KEY = "base64"
