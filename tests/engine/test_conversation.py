@@ -16,7 +16,7 @@ from quire.concurrency.worker_threads import MAX_EVENT_LOOP_BYTES
 from quire.engine import Conversation, Engine, EngineConfig
 from quire.errors import ContextOverflow, EntryNotFound, InvalidRequest
 from quire.ledger import replay
-from quire.model import Span
+from quire.model import Draft, Span, TokenCount
 from quire.settings import Settings
 from quire.store import SqlStore
 from quire.view.layout import RENDERER_VERSION
@@ -147,6 +147,25 @@ async def test_the_meter_shows_the_number_that_triggers(store: SqlStore):
     assert usage.trigger_tokens == 1_488
     assert usage.available == 2_000 - 512 - usage.total_tokens
     assert {use.slot for use in usage.slots if use.used} >= {"system", "tools", "summary", "messages"}
+
+
+@pytest.mark.every_database
+async def test_the_meter_has_the_whole_of_a_history_that_is_not_read_whole(store: SqlStore):
+    engine = make_engine(store)
+    conversation = await engine.conversation("c")
+    short = await conversation.usage()
+    messages = [Draft(body=Message.user(f"note {number} " * 9)) for number in range(1_500)]
+    counts = [engine.message_counter.count(each.body) for each in messages]
+    # Half of them have no count, as messages that another program appended may have none.
+    counted = [
+        replace(draft, tokens=TokenCount(count, "c")) if index % 2 else draft
+        for index, (draft, count) in enumerate(zip(messages, counts, strict=True))
+    ]
+    await store.append("c", *counted)
+    usage = await conversation.usage()
+    assert usage.status == "over"
+    assert not usage.exact
+    assert usage.total_tokens - short.total_tokens == pytest.approx(sum(counts), rel=0.3)
 
 
 async def test_off_means_off(store: SqlStore):

@@ -35,7 +35,7 @@ from quire.log import Citation, ConversationOrigin, ConversationRecord, MessageK
 from quire.log.imports import ImportBatch, ImportItem
 from quire.log.observations import FileVersion
 from quire.log.transcripts import TranscriptKey, TranscriptLine
-from quire.model import DocumentReference, Draft, FilePart, Message, TextPart, Usage
+from quire.model import DocumentReference, Draft, FilePart, Message, Span, TextPart, Usage
 from quire.store import SqlStore
 from quire.store.backtests import NewBacktestShard
 
@@ -268,6 +268,7 @@ REFUSED: dict[str, Callable[[SqlStore], Any]] = {
     "list_manifests": lambda store: store.list_manifests("theirs"),
     "list_manifest_texts": lambda store: store.list_manifest_texts("theirs", first=1, last=2),
     "list_roles": lambda store: store.list_roles("theirs"),
+    "sum_message_tokens": lambda store: store.sum_message_tokens("theirs", span=Span(first=1, last=2)),
     "spending.add_cost": lambda store: store.spending.add_cost("theirs", 1.0),
     "purge": lambda store: store.purge("theirs"),
     "verify_conversation": lambda store: store.verify_conversation("theirs"),

@@ -3,13 +3,14 @@
 import re
 
 import pytest
+from accessibility_faults import run_axe
 from page_faults import save_picture
 from page_server import PageServer
 from playwright.sync_api import Page, expect
 from test_daily_use import create_conversation
 
 from infra.long_turn import QUESTION, make_steps
-from quire.model import Message
+from quire.model import Draft, Message, TextPart, TokenCount, ToolCallPart, ToolResultPart, Usage
 from quire.store import DEFAULT_TENANT
 
 pytestmark = pytest.mark.nightly
@@ -52,6 +53,47 @@ def test_the_context_of_a_long_turn_names_what_became_of_each_message(page: Page
     expect(rows.filter(has_text="Assistant: ").first).to_contain_text("read_module(")
     run.scroll_into_view_if_needed()
     save_picture(page, "long-turn-context")
+
+
+def create_turn_of_calls(page_server: PageServer, calls: int) -> str:
+    """One question and many short calls with their usage, as an import has them."""
+    store, tokens = page_server.server_state.store, TokenCount(9, "c")
+    conversation = page_server.run(store.create_conversation(title=f"{calls} calls")).id
+    drafts = [Draft(body=Message.user("Read everything."), tokens=tokens)]
+    for number in range(calls):
+        call = ToolCallPart(id=f"call-{number}", name="read_module", arguments=f'{{"name": "module{number}"}}')
+        result = ToolResultPart(call_id=call.id, content=(TextPart(text="def run(): ..."),), is_error=number == 3)
+        drafts += [
+            Draft(
+                body=Message(role="assistant", parts=(call,)),
+                tokens=tokens,
+                usage=Usage(input_tokens=900, output_tokens=9),
+                cost_usd=0.01,
+            ),
+            Draft(body=Message(role="tool", parts=(result,)), tokens=tokens),
+        ]
+    page_server.run(store.append(conversation, *drafts))
+    return conversation
+
+
+def test_a_link_into_a_long_turn_fills_the_screen(page: Page, page_server: PageServer) -> None:
+    conversation = create_turn_of_calls(page_server, 200)
+    page.goto(page_server.url(conversation, at=202))
+    expect(page.locator('[data-seq="202"]')).to_be_focused()
+    # Every place of the transcript belongs to a message or to folded steps, above and below the target.
+    unfilled = """() => {
+        const box = document.querySelector('.scroll').getBoundingClientRect();
+        const places = [];
+        for (let y = box.top + 8; y < box.bottom - 8; y += 40) places.push(y);
+        return places.filter((y) => !document.elementFromPoint(box.left + box.width / 2, y)?.closest('[data-page]'));
+    }"""
+    expect(page.locator(".blank")).to_have_count(0)
+    page.wait_for_function(f"({unfilled})().length === 0", timeout=5_000)
+    page.goto(page_server.url(conversation, at=1))
+    first = page.locator(".steps > button").first
+    expect(first).to_contain_text(re.compile(r"Turn of 200 steps.*\$2\.00.*1 failed"))
+    expect(page.locator(".steps > button").nth(1)).to_contain_text(re.compile(r"Steps 2\d to 4\d"))
+    assert run_axe(page) == []
 
 
 def test_a_history_larger_than_the_window_is_no_share_of_it(page: Page, page_server: PageServer) -> None:

@@ -2,6 +2,7 @@
 
 import re
 
+from accessibility_faults import run_axe
 from page_server import PageServer
 from playwright.sync_api import Page, expect
 
@@ -20,42 +21,123 @@ def send_message(page: Page, text: str) -> None:
     page.keyboard.press("Enter")
 
 
-def test_a_conversation_is_created_renamed_found_and_deleted(page: Page, page_server: PageServer) -> None:
+def choose(page: Page, title: str, action: str) -> None:
+    """Chooses an action of a conversation in the list."""
+    listed = page.get_by_role("navigation", name="Conversations")
+    listed.get_by_role("button", name=f"Actions of {title}").first.click()
+    page.get_by_role("menuitem", name=action).click()
+
+
+def test_a_conversation_is_created_renamed_found_and_deleted(
+    page: Page, page_server: PageServer, demo_conversation: str
+) -> None:
     page.goto(page_server.url())
     page.get_by_role("button", name="New", exact=True).click()
     listed = page.get_by_role("navigation", name="Conversations")
     send_message(page, "What sits there?")
     expect(listed.get_by_role("link", name="What sits there?")).to_have_attribute("aria-current", "page")
-    listed.get_by_role("button", name="Rename What sits there?").click()
+    choose(page, "What sits there?", "Rename")
     page.get_by_role("textbox", name="Title").fill("A heron on the sill")
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="A heron on the sill")).to_be_visible()
     page.locator(".notice").get_by_role("button", name="Undo").click()
     expect(page.get_by_role("heading", name="What sits there?")).to_be_visible()
-    listed.get_by_role("button", name="Rename What sits there?").click()
+    choose(page, "What sits there?", "Rename")
     page.get_by_role("textbox", name="Title").fill("A heron on the sill")
     page.keyboard.press("Enter")
 
+    page.goto(page_server.url(demo_conversation))
     page.keyboard.press("Control+k")
-    page.keyboard.type("heron")
-    expect(listed.get_by_role("link")).to_have_count(1)
-    listed.get_by_role("button", name="Delete A heron on the sill").click()
+    page.keyboard.type("heron on")
+    palette = page.get_by_role("dialog", name="Search and commands")
+    expect(palette.get_by_role("group", name="Conversations").get_by_role("option")).to_have_count(1)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="A heron on the sill")).to_be_visible()
+    expect(palette).to_have_count(0)
+    heron = listed.get_by_role("link", name="A heron on the sill")
+    choose(page, "A heron on the sill", "Delete")
     warning = page.get_by_role("dialog", name="Delete")
     expect(warning).to_contain_text("cannot be undone")
     warning.get_by_role("button", name="Keep it").click()
-    expect(listed.get_by_role("link")).to_have_count(1)
-    listed.get_by_role("button", name="Delete A heron on the sill").click()
+    expect(heron).to_have_count(1)
+    choose(page, "A heron on the sill", "Delete")
     page.get_by_role("dialog").get_by_role("button", name="Delete for good").click()
-    expect(listed.get_by_role("link")).to_have_count(0)
+    expect(heron).to_have_count(0)
     expect(page.get_by_role("heading", name="See what the model sees")).to_be_visible()
 
 
 def test_a_search_in_messages_leads_to_the_message(page: Page, page_server: PageServer, demo_conversation: str) -> None:
     page.goto(page_server.url())
-    page.get_by_role("searchbox").fill("lower hinge is worn")
-    hit = page.get_by_role("button", name=re.compile("lower hinge")).first
+    page.get_by_role("button", name="Search", exact=True).click()
+    palette = page.get_by_role("dialog", name="Search and commands")
+    expect(palette.get_by_role("combobox")).to_be_focused()
+    page.keyboard.type("lower hinge is worn")
+    hit = palette.get_by_role("group", name="In messages").get_by_role("option").first
+    expect(hit).to_contain_text(re.compile(r"Assistant · .*\d:\d\d"))
+    expect(hit.locator("mark").first).to_have_text(re.compile("lower|hinge|worn"))
+    assert run_axe(page) == []
     hit.click()
     expect(page.locator("article:focus")).to_contain_text("hinge")
+    # The words are marked in the message too, without a change of its content.
+    page.wait_for_function("() => (CSS.highlights.get('found-words')?.size ?? 0) >= 2")
+
+
+def test_the_palette_runs_commands_and_the_list_pins_archives_and_hides(
+    page: Page, page_server: PageServer, demo_conversation: str
+) -> None:
+    page.goto(page_server.url(demo_conversation))
+    expect(page.get_by_role("article").last).to_be_visible()
+    page.keyboard.press("Control+k")
+    page.keyboard.type("open usage")
+    expect(page.get_by_role("option", name="Open Usage")).to_be_visible()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("complementary", name="Usage")).to_be_visible()
+
+    listed = page.get_by_role("navigation", name="Conversations")
+    title = page.get_by_role("heading", level=1).inner_text()
+    choose(page, title, "Pin to the top")
+    page.reload()
+    expect(listed.get_by_role("list", name="Pinned").get_by_role("link")).to_have_count(1)
+    choose(page, title, "Archive")
+    expect(listed.get_by_role("list", name="Pinned")).to_have_count(0)
+    listed.get_by_text("Archived (1)").click()
+    assert run_axe(page) == []
+    page.locator(".notice").get_by_role("button", name="Undo").click()
+    expect(listed.get_by_role("list", name="Pinned").get_by_role("link")).to_have_count(1)
+
+    page.get_by_role("button", name="Hide the list").click()
+    expect(listed).to_be_hidden()
+    page.reload()
+    expect(page.get_by_role("article").last).to_be_visible()
+    expect(listed).to_be_hidden()
+    assert run_axe(page) == []
+    page.get_by_role("button", name="Conversations").click()
+    expect(listed).to_be_visible()
+
+
+def test_a_message_during_a_reply_waits_for_its_end(
+    page: Page, page_server: PageServer, demo_conversation: str
+) -> None:
+    page.goto(page_server.url(demo_conversation))
+    page_server.model.delay_seconds = 0.8
+    try:
+        send_message(page, "Tell me about the wheel")
+        expect(page.get_by_role("region", name="Reply in progress")).to_contain_text("You asked")
+        expect(page).to_have_title(re.compile("^Running · "))
+        expect(page.get_by_role("navigation").locator(".current")).to_contain_text("Running")
+        send_message(page, "And about the pond")
+        send_message(page, "And about the weather")
+        queue = page.get_by_role("list", name="Queued messages").get_by_role("listitem")
+        expect(queue).to_have_count(2)
+        assert run_axe(page) == []
+        page.get_by_role("button", name="Remove queued message 2").click()
+        expect(queue).to_have_count(1)
+        page_server.model.delay_seconds = 0
+        expect(page.get_by_role("article").filter(has_text="And about the pond").first).to_be_visible(timeout=20_000)
+        expect(queue).to_have_count(0)
+        expect(page.get_by_role("article").filter(has_text="And about the weather")).to_have_count(0)
+    finally:
+        page_server.model.delay_seconds = 0
 
 
 def test_a_reply_comes_word_by_word_and_can_be_stopped(
@@ -136,6 +218,13 @@ def test_a_tool_that_needs_approval_waits_for_it(page: Page, page_server: PageSe
     send_message(page, "Now order more")
     page.get_by_role("group", name="Approve order_timber").get_by_role("button", name="Deny").click()
     expect(page.get_by_role("article").last).to_contain_text("denied")
+    send_message(page, "Please order the boards again")
+    expect(page).to_have_title(re.compile("^Approval needed · "))
+    approval.get_by_role("button", name="Always allow").click()
+    expect(page.get_by_role("article").last).to_contain_text("Ordered 9 m of elm")
+    send_message(page, "And order the rest")
+    expect(page.get_by_role("article").filter(has_text="And order the rest").first).to_be_visible()
+    expect(page.get_by_role("article").last).to_contain_text("Ordered 9 m of elm")
 
 
 def test_an_edited_message_starts_a_branch_and_both_can_be_read(

@@ -101,12 +101,12 @@ def test_an_old_conversation_is_found_by_a_word_of_its_middle(
     page.goto(page_server.url(demo_conversation))
     expect(page.get_by_role("article").last).to_be_visible()
     keyboard.press("Control+k")
-    expect(page.get_by_role("searchbox", name="Search conversations")).to_be_focused()
+    expect(page.get_by_role("combobox", name="Search and commands")).to_be_focused()
     page.keyboard.type("zzquadrant")
-    hit = page.locator("nav li > button").first
+    hit = page.get_by_role("dialog").get_by_role("option").first
     expect(hit).to_contain_text("zzquadrant", timeout=30_000)
     keyboard.press("ArrowDown")
-    expect(hit).to_be_focused()
+    expect(hit).to_have_attribute("aria-selected", "true")
     keyboard.press("Enter")
     expect(page).to_have_url(re.compile(rf"{old}.*at=\d+"))
     expect(page.get_by_role("article").filter(has_text="zzquadrant")).to_be_in_viewport()

@@ -121,8 +121,12 @@ def test_german_dialogs_have_no_english_word(german_page: Page, page_server: Pag
     check("import")
     page.get_by_role("button", name="Modell:").click()
     check("models")
-    page.get_by_role("button", name="Diese Nachricht unwiderruflich löschen").last.click()
+    page.get_by_role("button", name=re.compile(r"Mehr zu #\d+")).last.click()
+    faults["message menu"] = find_english(" ".join(page.get_by_role("menu").locator("button").all_inner_texts()))
+    page.get_by_role("menuitem", name="Diese Nachricht unwiderruflich löschen").click()
     check("erase")
+    page.keyboard.press("Control+k")
+    check("palette")
     page.get_by_role("button", name="Weitere Aktionen").click()
     faults["menu"] = find_english(" ".join(page.get_by_role("menuitem").all_inner_texts()))
     assert {name: words for name, words in faults.items() if words} == {}

@@ -128,14 +128,12 @@ def test_the_context_of_a_turn_says_what_was_used_and_how_it_came_in(
     expect(context).to_contain_text(re.compile(r"Its score for this question is 0\.[012]\d; it needs 0\.35\."))
 
 
-def test_items_are_counted_by_mode_and_sections_fold(
-    page: Page, page_server: PageServer, demo_conversation: str
-) -> None:
+def test_messages_come_first_and_sections_fold(page: Page, page_server: PageServer, demo_conversation: str) -> None:
     page.goto(page_server.url(demo_conversation, panel="context", reply=15))
     context = page.get_by_role("complementary", name="Context")
-    expect(context.get_by_test_id("item-counts")).to_contain_text(
-        re.compile(r"\d rules \(\d always, \d manual, \d matched\), .*reference.*, .*tool")
-    )
+    expect(context.get_by_role("region").first).to_have_accessible_name("Messages")
+    expect(context.get_by_role("region", name="Tools").get_by_role("listitem").first).to_be_hidden()
+    expect(context.get_by_role("img", name="What the model saw")).to_be_visible()
     rules = context.get_by_role("region", name="Rules")
     expect(rules.get_by_role("listitem").first).to_be_visible()
     rules.get_by_role("heading", name="Rules").click()
@@ -280,7 +278,8 @@ def test_a_message_is_purged_only_after_a_warning(page: Page, page_server: PageS
     page.goto(page_server.url(demo_conversation))
     message = page.locator("article[data-seq='27']")
     message.hover()
-    message.get_by_role("button", name="Erase this message permanently").click()
+    message.get_by_role("button", name="More for #27").click()
+    page.get_by_role("menuitem", name="Erase this message permanently").click()
     page.get_by_role("dialog").get_by_role("button", name="Erase permanently").click()
     expect(message).to_contain_text("[purged]")
     entry = page_server.run(page_server.server_state.engine_for(DEFAULT_TENANT).store.get_entry(demo_conversation, 27))

@@ -77,7 +77,7 @@ def test_a_conversation_is_exported_and_imported_from_its_menu(
     assert "lower hinge" in (tmp_path / "transcript.md").read_text()
     with page.expect_download() as log:
         page.get_by_role("button", name="More actions").focus()
-        for key in ("Enter", "ArrowDown", "Enter"):
+        for key in ("Enter", "ArrowDown", "ArrowDown", "Enter"):
             page.keyboard.press(key)
     log.value.save_as(tmp_path / log.value.suggested_filename)
     assert log.value.suggested_filename.endswith(".jsonl")

@@ -198,6 +198,8 @@ async def test_an_approval_reaches_the_process_of_the_turn(
     scripted.set_script(tool_call_reply("call-1"), tool_call_reply("call-1"), "so be it")
     async with open_turn(live_client, conversation) as first:
         await read_until(first, "approval_requested")
+        waiting = {"conversation": "c", "branch": 0, "needs_approval": True}
+        assert (await other_client.get("/api/turns")).json() == {"items": [waiting]}
         unknown = await other_client.post(f"{conversation}/approvals/call-2", json={"approve": True})
         assert unknown.status_code == 404
         decided = await other_client.post(f"{conversation}/approvals/call-1", json={"approve": approve})
@@ -208,6 +210,7 @@ async def test_an_approval_reaches_the_process_of_the_turn(
         decided = await other_client.post(f"{conversation}/approvals/call-1", json={"approve": False})
         assert decided.status_code == 204
         await read_until(first, "turn_ended")
+    assert (await other_client.get("/api/turns")).json() == {"items": []}
     assert scripted.ran_call_ids == (["call-1"] if approve else [])
 
 

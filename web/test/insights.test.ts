@@ -5,7 +5,7 @@ import { en } from "../src/i18n/en";
 import { formatCost, listPairs, listTables } from "../src/lib/insights";
 
 function makeGroup(name: string, counts: Partial<UsageGroup["counts"]>): UsageGroup {
-  return { name, counts: { cost_usd: 0, input_tokens: 0, cache_share: 0, turns: 0, requests: 0, uses: 0, tokens: 0, ...counts } } as UsageGroup;
+  return { name, counts: { cost_usd: 0, input_tokens: 0, cache_share: 0, turns: 0, requests: 0, uses: 0, tokens: 0, unpriced_tokens: 0, ...counts } } as UsageGroup;
 }
 
 function makeStats(groups: Record<string, UsageGroup[]>): Stats {
@@ -20,6 +20,12 @@ test("bars compare costs, and dimensions without rows have no table", () => {
     { name: "a", share: 1, cells: ["$4.00", "12k", "0 %", "0"] },
     { name: "Unknown", share: 0.25, cells: ["$1.00", "0", "0 %", "0"] },
   ]);
+});
+
+test("bars compare input tokens where most of them have no price", () => {
+  const groups = [makeGroup("a", { cost_usd: 4, input_tokens: 100 }), makeGroup("b", { input_tokens: 400, unpriced_tokens: 400 })];
+  const [table] = listTables(makeStats({ model: groups }), en.insights);
+  expect(table?.rows.map((row) => row.share)).toEqual([0.25, 1]);
 });
 
 test("bars compare input tokens where no price is known, and calls of tools", () => {

@@ -24,7 +24,7 @@ test("messages, plurals, numbers and prices are those of the language", async ()
   expect(read()).toEqual(["1 message archived", "1,200 messages archived", "150,000", "1.2k", "$1.50", "2.5 MB"]);
   await language.select("de");
   expect(document.documentElement.lang).toBe("de");
-  expect(read()).toEqual(["1 Nachricht archiviert", "1.200 Nachrichten archiviert", "150.000", "1,2k", "1,50\u00a0$", "2,5 MB"]);
+  expect(read()).toEqual(["1 Nachricht archiviert", "1.200 Nachrichten archiviert", "150.000", "1,2 Tsd.", "1,50\u00a0$", "2,5 MB"]);
 });
 
 test("a number in a field means what its language says, or nothing", async () => {

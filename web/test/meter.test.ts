@@ -4,7 +4,7 @@ import type { ContextUsage, Decision, Manifest, ReferencedDocument } from "../sr
 import type { Cut, TimelineRequest } from "../src/lib/requestTimeline";
 import { layOutChart, roundUp } from "../src/lib/chart";
 import { layOutGraph } from "../src/lib/graph";
-import { countDocumentTokens, formatBadge, formatItemCounts, formatName, listExcluded, listIncluded } from "../src/lib/manifest";
+import { countDocumentTokens, formatBadge, formatName, listExcluded, listIncluded } from "../src/lib/manifest";
 import { buildSegments, computeLevel, describeUsage, formatTokens } from "../src/lib/meter";
 
 const USAGE: ContextUsage = {
@@ -68,22 +68,10 @@ test("included candidates are grouped into sections, with badges", () => {
     decide({ kind: "message", included: false, reason: "archived", slot: "messages", span: { first: 1, last: 2 } }),
   ];
   const manifest = { decisions } as unknown as Manifest;
-  expect(listIncluded(manifest).map((each) => [each.name, each.decisions.length])).toEqual([["Rules", 2], ["Messages", 1], ["Recalled", 1]]);
+  expect(listIncluded(manifest).map((each) => [each.name, each.decisions.length])).toEqual([["Messages", 1], ["Recalled", 1], ["Rules", 2]]);
   expect(decisions.map(formatBadge)).toEqual(["Always", "Matched 0.87", "Recent", "Recalled 0.50", "Archived"]);
   expect([formatName(decisions[2]!), formatName(decisions[3]!)]).toEqual(["#3 to #5 (3 entries)", "#1"]);
   expect(listExcluded(manifest).map((each) => [each.name, each.decisions.length])).toEqual([["Messages", 1]]);
-});
-
-test("items are counted by include mode", () => {
-  const repeat = (count: number, fields: Partial<Decision>) => Array.from({ length: count }, () => decide(fields));
-  const decisions = [
-    ...repeat(3, { reason: "agent" }), ...repeat(2, {}), decide({ kind: "reference" }), ...repeat(3, { kind: "tool", reason: "manual" }),
-    decide({ included: false, reason: "not_added" }), decide({ kind: "instructions", reason: "instructions" }),
-  ];
-  const count = (rows: Decision[]) => formatItemCounts({ decisions: rows } as unknown as Manifest);
-  expect(count(decisions)).toBe("5 rules (2 always, 3 matched), 1 reference (always), 3 tools (all manual)");
-  expect(count([decide({ kind: "tool", reason: "carried" }), decide({ kind: "tool", reason: "agent" })])).toBe("2 tools (all matched)");
-  expect(count([])).toBe("");
 });
 
 test("a message counts as sent and as written", () => {

@@ -70,7 +70,7 @@ test("a title is found by its words in any order", () => {
 });
 
 test("a location survives formatting and parsing", () => {
-  const location = { conversation: "a b/ü", branch: 2, at: 12, panel: "context" as const, reply: 14, compare: 12, document: "x y.md" };
+  const location = { conversation: "a b/ü", branch: 2, at: 12, panel: "context" as const, reply: 14, compare: 12, document: "x y.md", find: "old oak" };
   expect(parseHash(formatHash(location))).toEqual(location);
   expect(parseHash(formatHash({ ...location, branch: 0 })).branch).toBe(0);
   expect(parseHash("#/c/one").branch).toBeNull();

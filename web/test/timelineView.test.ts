@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
 import type { TimelineRequest } from "../src/lib/requestTimeline";
-import { chooseColumns, clampView, extendView, isWhole, revealRequest, wholeView, zoomView } from "../src/lib/timelineView";
+import { chooseColumns, chooseColumnWidth, clampView, extendView, isWhole, revealRequest, wholeView, zoomView } from "../src/lib/timelineView";
 
 const WIDTH = 1_000;
 
@@ -46,6 +46,8 @@ test("requests that share a pixel are drawn as the largest of them, and no pixel
   expect(wide.map(({ index, from, to }) => [index, from, to])).toEqual([[0, 0, 25], [1, 25, 50], [2, 50, 75], [3, 75, 100]]);
   const many = chooseColumns(makeRequests(Array.from({ length: 5_000 }, (_, index) => index)), { first: 0, span: 5_000 }, 900);
   expect(many.length).toBeLessThanOrEqual(901);
+  expect(chooseColumnWidth(requests, { first: 0, span: 4 }, 900)).toBe(1);
+  expect(chooseColumnWidth(makeRequests(Array.from({ length: 5_000 }, () => 1)), { first: 0, span: 5_000 }, 900)).toBe(3);
   expect(many.every(({ to }, index) => index + 1 === many.length || to >= (many[index + 1]?.from ?? 0))).toBe(true);
   expect(chooseColumns(requests, { first: 1.5, span: 2 }, 100).map((each) => each.index)).toEqual([1, 2, 3]);
 });

@@ -287,9 +287,14 @@ class Conversation:
     async def usage(self) -> UsageReport:
         """Token usage of the next request, before the user's message, and the number that triggers a compaction; with
         context management off, the number above which a request is refused. Inside a turn, the next request is the one
-        that answers the newest message."""
-        manifest = (await self._assembler.draft_current()).assembly.manifest
-        return UsageReport.from_manifest(manifest, asks_first=self.engine.settings.compact_when == "ask")
+        that answers the newest message. Of a history too long to be read whole, the stored counts are summed."""
+        assembly = (await self._assembler.draft_current()).assembly
+        asks_first = self.engine.settings.compact_when == "ask"
+        usage = UsageReport.from_manifest(assembly.manifest, asks_first=asks_first)
+        if (span := assembly.counted_input.not_loaded) is None:
+            return usage
+        unread = await self.engine.store.sum_message_tokens(self.id, branch=self.branch, span=span)
+        return usage._replace(total_tokens=usage.total_tokens + unread, exact=False)
 
     async def items(self) -> list[ResolvedSessionItem]:
         """The rules, references and tools of the session."""

@@ -5,7 +5,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, cast
 
-from sqlalchemy import Connection, Select, and_, bindparam, func, literal_column, or_, select
+from sqlalchemy import Connection, Integer, Select, and_, bindparam, func, literal_column, or_, select
 
 from quire.db.database import check_inline_rows, fetch_all
 from quire.db.raw_sql import fetch
@@ -18,6 +18,9 @@ EntryQuery = Select[*tuple[Any, ...]]
 
 WINDOW_BATCH_SIZE = 512
 """Entries per statement in a window with `max_tokens`; up to this many are read at once."""
+
+BODY_CHARS_PER_TOKEN = 8
+"""Estimate for a message whose tokens are not counted; its stored JSON is longer than its text."""
 
 _KEY_BATCH_SIZE = 100
 """Maximum keys of messages in one statement."""
@@ -189,6 +192,23 @@ def list_roles(connection: Connection, tenant: str, branch: Branch) -> list[tupl
     return rows
 
 
+def sum_message_tokens(connection: Connection, tenant: str, branch: Branch, *, first: int, last: int) -> int:
+    """Tokens of the messages `first` to `last` of the branch, without reading them; a message without a count is
+    estimated as in a window."""
+    tokens = func.coalesce(entries.c.tokens, func.length(entries.c.body, type_=Integer) // BODY_CHARS_PER_TOKEN)
+    total = 0
+    for own_range in branch.split_ranges(first, last):
+        query = select(func.coalesce(func.sum(tokens), 0)).where(
+            entries.c.tenant == tenant,
+            entries.c.conversation == branch.conversation,
+            entries.c.branch == own_range.branch,
+            entries.c.seq.between(own_range.first, own_range.last),
+            entries.c.kind == "message",
+        )
+        total += int(connection.execute(query).scalar_one())
+    return total
+
+
 def read_control_entries(connection: Connection, tenant: str, branch: Branch, *, last: int) -> list[Entry]:
     """The entries up to `last` that are not messages. They are few and have a partial index."""
     return _read_ranges(connection, tenant, branch, CONTROL_ENTRIES, reversed(list(branch.split_ranges(1, last))), None)
@@ -286,8 +306,8 @@ def _extend_known(
 
 
 def _sum_loaded_tokens(loaded: Iterable[Entry]) -> int:
-    """Tokens of these entries; estimated for a message without a count, as one token per eight characters."""
-    return sum([len(entry.raw) // 8 if entry.tokens is None else entry.tokens for entry in loaded])
+    """Tokens of these entries; estimated for a message without a count."""
+    return sum([len(entry.raw) // BODY_CHARS_PER_TOKEN if entry.tokens is None else entry.tokens for entry in loaded])
 
 
 def _read_question(

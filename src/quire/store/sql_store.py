@@ -43,7 +43,7 @@ from quire.log.request_bodies import get_bodies, get_body, has_purged_content, l
 from quire.log.titles import fill_titles
 from quire.log.transcripts import Transcripts
 from quire.log.types import MAIN_BRANCH, ConversationRecord, ReplyRecord, Window
-from quire.model import Entry, EntryKind, Manifest, Role
+from quire.model import Entry, EntryKind, Manifest, Role, Span
 from quire.store import integrity
 from quire.store.all_tenants import AllTenants
 from quire.store.backtests import Backtests
@@ -313,6 +313,12 @@ class SqlStore(StorePart):
     async def list_roles(self, conversation: str, *, branch: int = MAIN_BRANCH) -> list[tuple[int, str]]:
         """Numbers and roles of the questions and replies of a branch, without their content, oldest first."""
         return await self.run(read, with_branch(reads.list_roles), conversation, branch)
+
+    async def sum_message_tokens(self, conversation: str, *, branch: int = MAIN_BRANCH, span: Span) -> int:
+        """Tokens of the messages in this range of a branch, summed in the database."""
+        return await self.run(
+            read, with_branch(reads.sum_message_tokens), conversation, branch, first=span.first, last=span.last
+        )
 
     async def get_conversation_cost(self, conversation: str) -> float:
         """Cost of the conversation's model calls in US dollars: what was charged, and what imported calls cost by the

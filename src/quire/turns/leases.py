@@ -170,6 +170,12 @@ def get_lease(connection: Connection, tenant: str, conversation: str, branch: in
     return states[0] if states else None
 
 
+def list_running(connection: Connection, tenant: str) -> list[LeaseState]:
+    """The leases of all turns that are running; one whose `approval` has no decision waits for the user."""
+    query = select(*_state_columns(connection)).where(turn_leases.c.tenant == tenant, _is_running(connection))
+    return _to_states(connection.execute(query.order_by(turn_leases.c.conversation, turn_leases.c.branch)).all())
+
+
 def request_stop(connection: Connection, tenant: str, conversation: str, branch: int) -> bool:
     """Asks the process that runs the branch's turn to stop it; returns whether a turn is running."""
     stop = update(turn_leases).values(stop_requested=1).where(*_is_branch(tenant, conversation, branch))
@@ -249,6 +255,7 @@ class TurnLeases(StorePart):
     claim = write(claim_lease)
     renew = write(renew_leases)
     list = read_inline(list_leases)
+    list_running = read_inline(list_running)
     get = read_inline(get_lease)
     end = write(end_lease)
     request_stop = write(request_stop)

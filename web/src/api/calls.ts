@@ -4,7 +4,7 @@ import { requestJson, sendRequest } from "./client";
 import type {
   AddDropBody, AddItemBody, AddPinBody, AgentList, ApprovalBody, Backtest, BacktestJob, BacktestJobList, Branch, CacheReport, ChangeSettingsBody, ClientCompactionList, CompactBody, CompactionStatus, ContextItem,
   ContextItemList, ContextUsage, Conversation, ConversationDetail, ConversationPage, DocumentGraph, DocumentNameList, DocumentText, DropList, EditSummaryBody, EntryPage,
-  FindingList, ForkBody, ImportJob, ImportSourceList, Manifest, Message, ModelList, ModelStatus, NewBacktest, OriginList, PinList, PriorityList, SetPriorityBody, PreviewSettingsBody, ReferencedDocumentList, Replay, RequestDiff, RequestList,
+  FindingList, ForkBody, ImportJob, ImportSourceList, Manifest, Message, ModelList, ModelStatus, NewBacktest, OriginList, PinList, PriorityList, SetPriorityBody, PreviewSettingsBody, ReferencedDocumentList, Replay, RequestDiff, RequestList, RunningTurnList,
   SearchResults, SendBody, SettingList, SettingsPreview, Stats, StopBody, StoredBlob, TimelinePage,
 } from "./types";
 
@@ -78,6 +78,8 @@ export const turns = {
     const body: SendBody = { message, branch, model };
     return sendRequest("POST", path(conversation, "/send"), { body });
   },
+  /** Turns that run now, in all conversations. */
+  running: () => requestJson<RunningTurnList>("GET", "/api/turns"),
   stop: ({ conversation, branch }: BranchRef) => {
     const body: StopBody = { branch };
     return requestJson<unknown>("POST", path(conversation, "/stop"), { body });

@@ -70,6 +70,7 @@ export type Entry = Schemas["EntrySchema"];
 export type MessageEntry = Schemas["MessageEntry"];
 export type EntryPage = Schemas["EntryPage"];
 export type LiveEvent = Schemas["LiveEventSchema"];
+export type RunningTurnList = Schemas["RunningTurnList"];
 export type TurnEnded = Schemas["TurnEndedSchema"];
 
 export type ForkBody = Schemas["ForkBody"];

@@ -6,6 +6,12 @@ import type { CompactionEntry } from "./compactions";
 
 const ITEM_TYPES = { rule: "itemRule", reference: "itemReference", tool: "itemTool" } as const;
 
+/** Whether an entry needs no line: a badge on the message says it, or the context of every request does. */
+export function isShownElsewhere(entry: Entry): boolean {
+  if (entry.kind === "context_change") return entry.body.action === "add" && entry.body.include === "always";
+  return entry.kind === "pin" || entry.kind === "unpin";
+}
+
 export function formatEntry(entry: Entry, compactions: readonly CompactionEntry[]): string {
   switch (entry.kind) {
     case "pin":

@@ -9,16 +9,28 @@ export function formatNumber(value: number): string {
 
 /** A number with at most this many decimals, and at least `minimum` of them. */
 export function formatDecimal(value: number, decimals: number, minimum = 0): string {
-  const options = { maximumFractionDigits: decimals, minimumFractionDigits: minimum };
-  return new Intl.NumberFormat(language.current, options).format(value);
+  return getFormatter(decimals, minimum, "decimal").format(value);
+}
+
+const formatters = new Map<string, Intl.NumberFormat>();
+
+/** A formatter takes longer to create than a hundred numbers to format. */
+function getFormatter(decimals: number, minimum: number, style: "decimal" | "currency"): Intl.NumberFormat {
+  const key = `${language.current} ${decimals} ${minimum} ${style}`;
+  let formatter = formatters.get(key);
+  if (!formatter) {
+    const options = { style, currency: "USD", maximumFractionDigits: decimals, minimumFractionDigits: minimum } as const;
+    formatters.set(key, (formatter = new Intl.NumberFormat(language.current, options)));
+  }
+  return formatter;
 }
 
 /** 1234 is "1.2k": for places where the width matters more than the last digit. */
 export function formatCompact(value: number): string {
   if (value < 1_000) return String(Math.round(value));
-  if (value < 10_000) return `${formatDecimal(value / 1_000, 1)}k`;
-  if (value < 1_000_000) return `${Math.round(value / 1_000)}k`;
-  return `${formatDecimal(value / 1_000_000, 1)}M`;
+  if (value < 10_000) return t("thousands", formatDecimal(value / 1_000, 1));
+  if (value < 1_000_000) return t("thousands", formatDecimal(value / 1_000, 0));
+  return t("millions", formatDecimal(value / 1_000_000, 1));
 }
 
 export function formatPercent(part: number, whole: number): string {
@@ -30,8 +42,13 @@ export function formatPercent(part: number, whole: number): string {
 export function formatDollars(value: number): string {
   if (value > 0 && value < 0.01) return t("underOneCent");
   const decimals = value === 0 ? 0 : 2;
-  const options = { style: "currency", currency: "USD", maximumFractionDigits: decimals, minimumFractionDigits: decimals } as const;
-  return new Intl.NumberFormat(language.current, options).format(value);
+  return getFormatter(decimals, decimals, "currency").format(value);
+}
+
+/** "18 Nov 2026" for a day of the server, such as "2026-11-18". */
+export function formatDay(day: string): string {
+  const date = new Date(`${day}T00:00:00Z`);
+  return Number.isNaN(date.getTime()) ? day : date.toLocaleDateString(language.locale, { dateStyle: "medium", timeZone: "UTC" });
 }
 
 const MINUTE_MS = 60_000;

@@ -10,6 +10,9 @@ const LEAD_CHARS = 30;
 /** Characters by which a cut moves so that it does not divide a word. */
 const MAX_SHIFT_CHARS = 15;
 
+/** Signs of Markdown and tags, which say nothing in an excerpt of one line. */
+const MARKUP = /\*\*|__|`+|~~|<\/?[a-z][\w:-]*(?: [^<>]*)?\/?>|^\s*(?:#{1,6}|[-*>]) /gi;
+
 const isSpace = (char: string | undefined): boolean => char === undefined || /\s/.test(char);
 
 /** `spans` are in code points, as Python counts them; JavaScript counts UTF-16 code units. */
@@ -23,7 +26,9 @@ export function splitExcerpt(excerpt: string, spans: readonly (readonly number[]
   const pieces: ExcerptPiece[] = [];
   let at = start;
   const push = (to: number, marked: boolean): void => {
-    if (to > at) pieces.push({ text: chars.slice(at, to).join(""), marked });
+    const text = chars.slice(at, Math.max(at, to)).join("");
+    const plain = marked ? text : text.replace(MARKUP, "");
+    if (plain) pieces.push({ text: plain, marked });
     at = Math.max(at, to);
   };
   for (const [from = 0, to = 0] of spans) {

@@ -1,7 +1,7 @@
 /** Rows of the insights view, computed from the statistics that the server returns. */
 
 import type { DocumentGraph, Stats, UsageGroup } from "../api/types";
-import { formatCompact, formatDollars, formatPercent } from "./format";
+import { formatCompact, formatDay, formatDollars, formatPercent } from "./format";
 import type { Catalogue } from "../i18n/language.svelte";
 
 export type InsightsText = Catalogue["insights"];
@@ -59,11 +59,13 @@ function buildTable(grouping: Grouping, groups: UsageGroup[], text: InsightsText
     return buildItemTable(grouping, title, groups, [text.tokens, text.requests], (each) => [each.counts.tokens, each.counts.requests]);
   if (grouping === "tool")
     return buildItemTable(grouping, title, groups, [text.calls, text.tokens], (each) => [each.counts.uses, each.counts.tokens]);
-  const hasCost = groups.some((each) => each.counts.cost_usd > 0);
+  // Bars of costs would hide what has no price, if that is most of it.
+  const unpriced = groups.reduce((sum, each) => sum + each.counts.unpriced_tokens, 0);
+  const hasCost = groups.some((each) => each.counts.cost_usd > 0) && 2 * unpriced <= groups.reduce((sum, each) => sum + each.counts.input_tokens, 0);
   const size = (each: UsageGroup) => (hasCost ? each.counts.cost_usd : each.counts.input_tokens);
   const largest = Math.max(...groups.map(size), 0);
   const rows = groups.map((each) => ({
-    name: each.name || ((text.unnamed as Record<string, string>)[grouping] ?? ""),
+    name: (grouping === "day" ? formatDay(each.name) : each.name) || ((text.unnamed as Record<string, string>)[grouping] ?? ""),
     share: largest > 0 ? size(each) / largest : 0,
     cells: [formatCost(each.counts), formatCompact(each.counts.input_tokens), formatPercent(each.counts.cache_share, 1), formatCompact(each.counts.turns)],
   }));

@@ -1,6 +1,6 @@
 /** Manifest of a request as sections, badges and explanations for display. */
 
-import type { ContextItem, Decision, DecisionReason, ForwardedForm, Manifest } from "../api/types";
+import type { ContextItem, Decision, ForwardedForm, Manifest, SlotName } from "../api/types";
 import { language, t } from "../i18n/language.svelte";
 import { formatDecimal } from "./format";
 
@@ -12,7 +12,13 @@ export interface Section {
   tokens: number;
 }
 
-const SECTION_ORDER: SectionName[] = ["Rules", "References", "Tools", "Memory", "Summary", "Messages", "Recalled"];
+/** What was said comes first; tools are many and the same in every request. */
+const SECTION_ORDER: SectionName[] = ["Summary", "Messages", "Recalled", "Rules", "References", "Memory", "Tools"];
+
+/** The slot whose colour a section has. */
+export const SECTION_SLOTS = {
+  Rules: "system", References: "references", Tools: "tools", Memory: "memory", Summary: "summary", Messages: "messages", Recalled: "recall",
+} as const satisfies Record<SectionName, SlotName>;
 
 function selectSection(decision: Decision): SectionName {
   switch (decision.kind) {
@@ -65,45 +71,6 @@ function groupBySection(decisions: readonly Decision[]): Section[] {
     const own = decisions.filter((decision) => selectSection(decision) === name);
     return { name, decisions: own, tokens: own.reduce((sum, decision) => sum + decision.tokens, 0) };
   }).filter((section) => section.decisions.length > 0);
-}
-
-const ITEM_COUNTS = { rule: "countRule", reference: "countReference", tool: "countTool" } as const;
-type ItemKind = keyof typeof ITEM_COUNTS;
-const ITEM_KINDS = Object.keys(ITEM_COUNTS) as ItemKind[];
-
-const INCLUDE_MODES = ["modeAlways", "modeManual", "modeMatched"] as const;
-type IncludeMode = (typeof INCLUDE_MODES)[number];
-
-/** Include mode of an item by the reason of its decision; a carried tool was matched by an earlier message. */
-const REASON_MODES: Partial<Record<DecisionReason, IncludeMode>> = {
-  always: "modeAlways",
-  manual: "modeManual",
-  agent: "modeMatched",
-  carried: "modeMatched",
-};
-
-/** "5 rules (2 always, 3 matched), 1 reference (always), 3 tools (all manual)"; empty without items. */
-export function formatItemCounts(manifest: Manifest): string {
-  return ITEM_KINDS.map((kind) => {
-    const counts = new Map<IncludeMode, number>();
-    for (const decision of manifest.decisions) {
-      const mode = REASON_MODES[decision.reason];
-      if (decision.included && decision.kind === kind && mode) counts.set(mode, (counts.get(mode) ?? 0) + 1);
-    }
-    return formatKind(kind, counts);
-  })
-    .filter((phrase) => phrase !== "")
-    .join(", ");
-}
-
-function formatKind(kind: ItemKind, counts: ReadonlyMap<IncludeMode, number>): string {
-  const modes = INCLUDE_MODES.filter((mode) => counts.has(mode));
-  const total = modes.reduce((sum, mode) => sum + (counts.get(mode) ?? 0), 0);
-  const [only] = modes;
-  if (!only) return "";
-  const single = total === 1 ? t(only) : t("allOfMode", t(only));
-  const detail = modes.length === 1 ? single : modes.map((mode) => `${counts.get(mode)} ${t(mode)}`).join(", ");
-  return `${t(ITEM_COUNTS[kind], total)} (${detail})`;
 }
 
 /** Tokens of documents that were added to messages; the other tokens of the messages are as written. */

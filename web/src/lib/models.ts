@@ -14,9 +14,11 @@ const SOURCES: readonly Model["source"][] = ["settings", "upstream", "price_list
 export function groupModels(models: readonly Model[], query: string): ModelGroup[] {
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
   const found = models.filter(({ name }) => words.every((word) => name.toLowerCase().includes(word)));
-  return SOURCES.map((source) => ({ source, models: found.filter((each) => each.source === source) })).filter(
-    (group) => group.models.length > 0,
-  );
+  return SOURCES.map((source) => {
+    const models = found.filter((each) => each.source === source);
+    // A price list goes back for years; the models with large windows are the current ones.
+    return { source, models: source === "price_list" ? models.toSorted((one, other) => (other.window ?? 0) - (one.window ?? 0)) : models };
+  }).filter((group) => group.models.length > 0);
 }
 
 /** A number of tokens such as 128k or 1M. */

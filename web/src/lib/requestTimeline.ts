@@ -170,6 +170,24 @@ export function findScale(requests: readonly TimelineRequest[]): TimelineScale {
   return { tokens, inputTokens, cost };
 }
 
+/** One turn: all steps from its question to its answer. */
+export interface TurnTotals {
+  steps: number;
+  startedAt: number;
+  endedAt: number;
+  /** Null if no price is known. */
+  cost: number | null;
+}
+
+export function sumTurns(requests: readonly TimelineRequest[]): Map<number, TurnTotals> {
+  const turns = new Map<number, TurnTotals>();
+  for (const { turn, createdAt, cost } of requests) {
+    const totals = turns.get(turn) ?? { steps: 0, startedAt: createdAt, endedAt: createdAt, cost: null };
+    turns.set(turn, { ...totals, steps: totals.steps + 1, endedAt: createdAt, cost: cost === null ? totals.cost : (totals.cost ?? 0) + cost });
+  }
+  return turns;
+}
+
 export interface TimelineTotals {
   requests: number;
   turns: number;

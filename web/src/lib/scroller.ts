@@ -31,8 +31,11 @@ export class Scroller {
     const { scrollTop, clientHeight } = this.box;
     const { pageCount, totalHeight } = this.#geometry;
     if (this.#targetSeq !== null) {
+      // Folded steps make a page of a few lines: as many pages as fill the box, and at least one before and after.
       const page = this.#geometry.pageOf(this.#targetSeq);
-      return [Math.max(0, page - 1), Math.min(pageCount - 1, page + 1)];
+      const [top, bottom] = [this.#geometry.topOf(page), this.#geometry.topOf(page + 1)];
+      const [first, last] = this.#geometry.pagesBetween(top - clientHeight, bottom + clientHeight);
+      return [Math.max(0, Math.min(first, page - 1)), Math.min(pageCount - 1, Math.max(last, page + 1))];
     }
     if (this.followsEnd) return [this.#geometry.pageAt(Math.max(0, totalHeight - 2 * clientHeight)), pageCount - 1];
     return this.#geometry.pagesBetween(scrollTop - clientHeight, scrollTop + 2 * clientHeight);

@@ -3,6 +3,7 @@
 import type { Entry, Part, ToolCallPart, ToolResultPart } from "../api/types";
 import { t } from "../i18n/language.svelte";
 import { formatDollars, formatDuration } from "./format";
+import type { TimelineRequest, TurnTotals } from "./requestTimeline";
 import { readOutcome, type CallOutcome } from "./toolCalls";
 
 /** Shorter runs are not folded. */
@@ -76,6 +77,22 @@ export function describeSteps(group: StepGroup, outcomes: readonly (CallOutcome 
   if (count("failed") > 0) phrases.push(t("failedCalls", count("failed")));
   if (count("denied") > 0) phrases.push(t("deniedCalls", count("denied")));
   return phrases.join(", ") + describeCompactions(group);
+}
+
+/** "Turn of 300 steps" above its first steps, "Steps 21 to 40" above later ones; null where one group has the whole turn. */
+export function describePart(group: StepGroup, find: (reply: number) => TimelineRequest | undefined, turns: ReadonlyMap<number, TurnTotals>): string | null {
+  const replies = group.entries.filter(callsTools);
+  const [first, last] = [find(replies[0]?.seq ?? 0), find(replies.at(-1)?.seq ?? 0)];
+  const total = (first && turns.get(first.turn)?.steps) ?? 0;
+  // The last step is the answer.
+  if (!first || !last || total <= replies.length + 1) return null;
+  return first.step === 1 ? t("turnOfSteps", total) : t("stepsOfLongTurn", first.step, last.step);
+}
+
+/** "12 min 4 s · $0.52" for a whole turn. */
+export function describeTurn({ startedAt, endedAt, cost }: TurnTotals): string {
+  const phrases = endedAt > startedAt ? [formatDuration((endedAt - startedAt) / 1_000)] : [];
+  return (cost === null ? phrases : [...phrases, formatDollars(cost)]).join(" · ");
 }
 
 /** "3 min 20 s · $0.12": from the question to the last result, and what the requests of its replies cost. */

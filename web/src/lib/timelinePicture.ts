@@ -7,7 +7,7 @@
 import { formatCompact, formatDollars } from "./format";
 import { SLOTS } from "./meter";
 import { FATE_BITS, FATE_MASK, FATES, readRuns, type Cut, type RequestTimeline, type TimelineRequest, type TimelineScale } from "./requestTimeline";
-import { chooseColumns, type TimelineView } from "./timelineView";
+import { chooseColumns, chooseColumnWidth, type TimelineView } from "./timelineView";
 
 export const PICTURE_COLORS = [
   ...SLOTS.map((slot) => `slot-${slot}` as const),
@@ -131,6 +131,7 @@ export interface PictureInput {
   /** Indexes of the requests that found less in the cache than they could have. */
   breaks: readonly number[];
   colors: Record<PictureColor, string>;
+  fontFamily: string;
   texts: PictureTexts;
 }
 
@@ -138,10 +139,13 @@ export function drawPicture(context: CanvasRenderingContext2D, input: PictureInp
   const { layout, view, timeline, scale, colors, texts } = input;
   const { requests } = timeline;
   const pixelRatio = globalThis.devicePixelRatio || 1;
-  context.canvas.width = Math.round(layout.width * pixelRatio);
-  context.canvas.height = Math.round(layout.height * pixelRatio);
-  context.setTransform(pixelRatio, 0, 0, pixelRatio, 0, 0);
-  context.font = `11px ${getComputedStyle(context.canvas).fontFamily}`;
+  const [width, height] = [Math.round(layout.width * pixelRatio), Math.round(layout.height * pixelRatio)];
+  if (context.canvas.width !== width || context.canvas.height !== height) {
+    [context.canvas.width, context.canvas.height] = [width, height];
+    context.setTransform(pixelRatio, 0, 0, pixelRatio, 0, 0);
+    // Not for every picture: the browser resolves the styles of the whole page to set a font.
+    context.font = `11px ${input.fontFamily}`;
+  } else context.clearRect(0, 0, layout.width, layout.height);
   if (!requests.length) return;
   const head = findHead(requests, view);
   const raster = new Raster(layout, view, requests, colors, pixelRatio);
@@ -160,7 +164,7 @@ export function drawPicture(context: CanvasRenderingContext2D, input: PictureInp
   drawTurnAxis(pen, input);
 }
 
-/** Pixels of the plot, written column by column. */
+/** Pixels of the plot, written column by column: one pixel wide where a column is shared, and stretched when it is put. */
 class Raster {
   readonly #image: ImageData;
   readonly #pixels: Uint32Array;
@@ -175,15 +179,26 @@ class Raster {
     colors: Record<PictureColor, string>,
     readonly pixelRatio: number,
   ) {
-    const width = Math.round(layout.plotWidth * pixelRatio);
-    this.#image = new ImageData(width, Math.round(layout.height * pixelRatio));
+    const plotWidth = Math.round(layout.plotWidth * pixelRatio);
+    const width = Math.ceil(plotWidth / chooseColumnWidth(requests, view, plotWidth));
+    this.#image = takeImage(width, Math.round(layout.height * pixelRatio));
     this.#pixels = new Uint32Array(this.#image.data.buffer);
     this.#columns = chooseColumns(requests, view, width).map(({ index, from, to }) => ({ index, from, end: to - from >= MIN_GAP_COLUMN_PX * pixelRatio ? to - 1 : to }));
     this.#colors = Object.fromEntries(PICTURE_COLORS.map((name) => [name, packColor(colors[name])])) as Record<PictureColor, number>;
   }
 
   put(context: CanvasRenderingContext2D): void {
-    context.putImageData(this.#image, Math.round(this.layout.left * this.pixelRatio), 0);
+    const { left, plotWidth, height } = this.layout;
+    if (this.#image.width === Math.round(plotWidth * this.pixelRatio)) {
+      context.putImageData(this.#image, Math.round(left * this.pixelRatio), 0);
+      return;
+    }
+    narrowCanvas ??= new OffscreenCanvas(this.#image.width, this.#image.height);
+    if (narrowCanvas.width !== this.#image.width) narrowCanvas.width = this.#image.width;
+    if (narrowCanvas.height !== this.#image.height) narrowCanvas.height = this.#image.height;
+    narrowCanvas.getContext("2d")?.putImageData(this.#image, 0, 0);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(narrowCanvas, left, 0, plotWidth, height);
   }
 
   drawSlots(top: number): void {
@@ -205,20 +220,22 @@ class Raster {
     const { messagesTop, messagesHeight } = this.layout;
     const rows = Math.round(messagesHeight * this.pixelRatio);
     const top = Math.round(messagesTop * this.pixelRatio);
+    const rowsPerMessage = rows / head;
     const { width } = this.#image;
     const colors = FATES.map((fate) => this.#colors[fate === "-" ? "leaf" : (`fate-${fate}` as const)]);
     for (const { index, from, end } of this.#columns) {
       const request = this.requests[index];
       if (!request) continue;
-      let begun = 0;
+      const runs = readRuns(request);
       let filled = 0;
       let filledFate = 0;
-      for (const run of readRuns(request)) {
-        const last = run >>> FATE_BITS;
+      let begin = 0;
+      for (let at = 0; at < runs.length; at++) {
+        const run = runs[at] ?? 0;
         const fate = run & FATE_MASK;
-        let row = Math.floor((begun * rows) / head);
-        const stop = Math.max(row + 1, Math.floor((last * rows) / head));
-        begun = last;
+        let row = begin;
+        begin = Math.floor((run >>> FATE_BITS) * rowsPerMessage);
+        const stop = begin > row ? begin : row + 1;
         // Several messages share a pixel; the fate that says more has it.
         if (row < filled && fate < filledFate) row = filled;
         if (fate && stop > row) this.#fill(colors[fate] ?? 0, from, end, (top + row) * width, (top + stop) * width);
@@ -262,8 +279,18 @@ class Raster {
     const pixels = this.#pixels;
     const { width } = this.#image;
     if (end - from > MAX_NARROW_PX) for (let row = begin; row < last; row += width) pixels.fill(value, row + from, row + end);
-    else for (let x = from; x < end; x++) for (let at = begin + x; at < last; at += width) pixels[at] = value;
+    else for (let row = begin; row < last; row += width) for (let at = row + from; at < row + end; at++) pixels[at] = value;
   }
+}
+
+let lastImage: ImageData | null = null;
+let narrowCanvas: OffscreenCanvas | null = null;
+
+/** The image of the last picture, cleared, if it has the size: a new one of megabytes for every frame would be garbage. */
+function takeImage(width: number, height: number): ImageData {
+  if (lastImage?.width === width && lastImage.height === height) lastImage.data.fill(0);
+  else lastImage = new ImageData(width, height);
+  return lastImage;
 }
 
 /** "rgb(43, 93, 99)" as a pixel. */
@@ -290,11 +317,9 @@ class Pen {
 
   text(
     text: string, x: number, y: number,
-    { align = "left", color = "soft", bold = false, outlined = false }: { align?: CanvasTextAlign; color?: PictureColor; bold?: boolean; outlined?: boolean } = {},
+    { align = "left", color = "soft", outlined = false }: { align?: CanvasTextAlign; color?: PictureColor; outlined?: boolean } = {},
   ): void {
     const { context } = this;
-    const font = context.font;
-    if (bold) context.font = `600 ${font}`;
     context.textAlign = align;
     if (outlined) {
       context.strokeStyle = this.colors.leaf;
@@ -305,7 +330,6 @@ class Pen {
     }
     context.fillStyle = this.colors[color];
     context.fillText(text, x, y);
-    context.font = font;
   }
 }
 
@@ -346,7 +370,7 @@ function drawLimit(pen: Pen, { layout, view, timeline, scale, texts }: PictureIn
 }
 
 function drawMessageAxis(pen: Pen, layout: PictureLayout, head: number, heading: string): void {
-  pen.text(heading, layout.left, layout.messagesTop - 6, { color: "ink", bold: true, outlined: true });
+  pen.text(heading, layout.left, layout.messagesTop - 6, { color: "ink", outlined: true });
   const step = chooseStep(head, layout.messagesHeight < 120 ? 3 : 6);
   for (let seq = step; seq <= head; seq += step) {
     const y = layout.messagesTop + ((seq - 0.5) / head) * layout.messagesHeight;
@@ -418,7 +442,7 @@ function drawCuts(pen: Pen, { layout, view, cuts, texts }: PictureInput): void {
     context.beginPath();
     context.roundRect(from - 1, 2, to - from + 1, layout.slotsTop - 7, 4);
     context.fill();
-    pen.text(texts.cut(cut), from + 4, layout.slotsTop - 10, { color: "ink", bold: true });
+    pen.text(texts.cut(cut), from + 4, layout.slotsTop - 10, { color: "ink" });
   }
 }
 

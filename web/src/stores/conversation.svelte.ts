@@ -2,7 +2,7 @@
 
 import { blobs, compactions, context, conversations as calls, turns, type BranchRef } from "../api/calls";
 import { ApiError } from "../api/client";
-import type { Branch, ContextUsage, Conversation, ConversationDetail, Entry, FilePart, LiveEvent, Message } from "../api/types";
+import type { Branch, ContextUsage, Conversation, ConversationDetail, Entry, FilePart, LiveEvent, Message, ToolCallPart } from "../api/types";
 import { t } from "../i18n/language.svelte";
 import { formatClient } from "../lib/sessions";
 import { readEvents } from "../lib/sse";
@@ -33,6 +33,10 @@ export interface MessageTarget {
   readonly model: string;
   /** A message that could not be sent; the field takes it back. */
   unsent: UnsentMessage | null;
+  /** Messages that are sent one after the other, each when the turn before it was answered. */
+  readonly queued: readonly UnsentMessage[];
+  queue(message: UnsentMessage): void;
+  removeQueued(index: number): void;
   chooseModel(name: string): void;
   /** Returns whether the message was recorded. */
   send(text: string, files: File[]): Promise<boolean>;
@@ -58,6 +62,9 @@ export class ConversationStore implements MessageTarget {
   subAgents = $state.raw<Conversation[]>([]);
   #searchedAgents = new Set<string>();
   unsent = $state.raw<UnsentMessage | null>(null);
+  queued = $state.raw<UnsentMessage[]>([]);
+  /** Names of the tools whose calls this window approves without a question. */
+  #alwaysAllowed = new Set<string>();
   /** The model that was chosen for this conversation; null for the default one. */
   modelChoice = $state<string | null>(null);
   /** Whether the stream of live events is connected. */
@@ -79,7 +86,14 @@ export class ConversationStore implements MessageTarget {
         if (!this.detail?.title) void this.loadDetail();
       },
       onPrepared: () => void this.refreshUsage(),
-      onEnded: () => void this.refreshUsage(),
+      onEnded: () => {
+        void this.refreshUsage();
+        if (!this.#sending) void this.#sendQueued();
+      },
+      onApproval: (call) => {
+        // Another window may have decided already, so a refusal is no news.
+        if (this.#alwaysAllowed.has(call.name)) void turns.approve(this.branchRef, call.id, true).catch(() => undefined);
+      },
     });
   }
 
@@ -195,8 +209,29 @@ export class ConversationStore implements MessageTarget {
       else this.turn.stop();
       conversations.moveToTop(this.branchRef.conversation);
       void this.refreshUsage();
+      if (!this.turn.running) void this.#sendQueued();
     }
     return this.turn.question === null;
+  }
+
+  queue(message: UnsentMessage): void {
+    this.queued = [...this.queued, message];
+  }
+
+  removeQueued(index: number): void {
+    this.queued = this.queued.filter((_, other) => other !== index);
+  }
+
+  /** Sends the first message of the queue after an answer. After anything else they go back to the field. */
+  async #sendQueued(): Promise<void> {
+    const [first, ...rest] = this.queued;
+    if (!first || this.turn.running) return;
+    this.queued = this.turn.answered ? rest : [];
+    if (!this.turn.answered) this.unsent = joinMessages([first, ...rest]);
+    else if (!(await this.send(first.text, first.files))) {
+      this.unsent = joinMessages([first, ...this.queued]);
+      this.queued = [];
+    }
   }
 
   /** The turn continues on the server: what has arrived stays, and the event stream delivers the rest. */
@@ -217,6 +252,12 @@ export class ConversationStore implements MessageTarget {
 
   async answerApproval(call: string, approve: boolean): Promise<void> {
     await notices.run(() => turns.approve(this.branchRef, call, approve));
+  }
+
+  /** Approves the call and, until the window is closed, every later call of its tool in this conversation. */
+  async allowAlways(call: ToolCallPart): Promise<void> {
+    this.#alwaysAllowed.add(call.name);
+    await this.answerApproval(call.id, true);
   }
 
   /** Sends another version of message `seq` on a new branch. */
@@ -289,6 +330,11 @@ export class ConversationStore implements MessageTarget {
   }
 }
 
+/** Several messages as one: their texts as paragraphs, and all their files. */
+function joinMessages(messages: readonly UnsentMessage[]): UnsentMessage {
+  return { text: messages.map((each) => each.text).join("\n\n"), files: messages.flatMap((each) => each.files) };
+}
+
 /** Message to send as soon as its new branch is open. */
 let queuedMessage: { branchRef: BranchRef; text: string | null; files: File[] } | null = null;
 
@@ -297,6 +343,7 @@ class NewConversation implements MessageTarget {
   readonly branchRef: BranchRef = { conversation: "", branch: 0 };
   readonly turn = { running: false };
   unsent = $state.raw<UnsentMessage | null>(null);
+  readonly queued: readonly UnsentMessage[] = [];
   #choice = $state<string | null>(null);
   model: string = $derived(this.#choice ?? models.default);
 
@@ -316,6 +363,10 @@ class NewConversation implements MessageTarget {
   }
 
   async stop(): Promise<void> {}
+
+  /** No turn runs before the first message, so nothing is queued. */
+  queue(): void {}
+  removeQueued(): void {}
 
   /** Takes a message back that was not recorded, with the model that was chosen for it. */
   takeBack(message: UnsentMessage, model: string | null): void {

@@ -1,7 +1,8 @@
-/** List of conversations, most recently used first, with cursor pagination and filters by title, program and project. */
+/** List of conversations, most recently used first, with cursor pagination and filters by program and project. */
 
 import { conversations as calls, entries, type BranchRef, type ConversationFilter } from "../api/calls";
 import type { Conversation, ConversationPage, OriginCount } from "../api/types";
+import { marks } from "./marks.svelte";
 import { notices } from "./notices.svelte";
 
 const PAGE_SIZE = 50;
@@ -19,7 +20,6 @@ export function matchesTitle(title: string, query: string): boolean {
 class ConversationListStore {
   items = $state.raw<Conversation[]>([]);
   nextCursor = $state<string | null>(null);
-  query = $state("");
   filter = $state.raw<ConversationFilter>({});
   /** Programs and projects that conversations come from. */
   origins = $state.raw<OriginCount[]>([]);
@@ -32,25 +32,33 @@ class ConversationListStore {
     const request = (this.#request = new AbortController());
     this.loading = true;
     await notices.run(async () => {
-      const page = await this.#loadPage(null, PAGE_SIZE, request.signal);
+      const page = await calls.list(PAGE_SIZE, null, this.filter, request.signal);
       this.items = page.items;
       this.nextCursor = page.next_cursor;
       this.loaded = true;
     });
     if (this.#request === request) this.loading = false;
+    if (!this.filter.client && !this.filter.project) await this.#loadPinned();
   }
 
-  /** Loads the next conversations; of a search those whose titles match, however far down the list they are. */
-  async #loadPage(cursor: string | null, size: number, signal: AbortSignal): Promise<ConversationPage> {
-    const query = this.query.trim();
-    if (!query) return await calls.list(size, cursor, this.filter, signal);
-    const found: ConversationPage = { items: [], next_cursor: cursor };
+  /** Pinned conversations are at the top, however long ago they were used. */
+  async #loadPinned(): Promise<void> {
+    const missing = marks.pinned.filter((id) => !this.items.some((each) => each.id === id));
+    const found = await Promise.all(missing.map((id) => calls.get(id).catch(() => null)));
+    const known = new Set(this.items.map((each) => each.id));
+    this.items = [...this.items, ...found.filter((each) => each !== null && !known.has(each.id)) as Conversation[]];
+  }
+
+  /** Conversations whose titles match, however far down the list they are; the first `limit` of them. */
+  async searchTitles(query: string, limit: number, signal: AbortSignal): Promise<Conversation[]> {
+    const found: Conversation[] = [];
+    let cursor: string | null = null;
     do {
-      const page = await calls.list(SEARCH_PAGE_SIZE, found.next_cursor, this.filter, signal);
-      found.items.push(...page.items.filter((each) => matchesTitle(each.title, query)));
-      found.next_cursor = page.next_cursor;
-    } while (found.next_cursor && found.items.length < size);
-    return found;
+      const page: ConversationPage = await calls.list(SEARCH_PAGE_SIZE, cursor, {}, signal);
+      found.push(...page.items.filter((each) => matchesTitle(each.title, query)));
+      cursor = page.next_cursor;
+    } while (cursor && found.length < limit);
+    return found.slice(0, limit);
   }
 
   async setFilter(filter: ConversationFilter): Promise<void> {
@@ -68,7 +76,7 @@ class ConversationListStore {
     const request = (this.#request = new AbortController());
     this.loading = true;
     await notices.run(async () => {
-      const page = await this.#loadPage(this.nextCursor, NEXT_PAGE_SIZE, request.signal);
+      const page = await calls.list(NEXT_PAGE_SIZE, this.nextCursor, this.filter, request.signal);
       const known = new Set(this.items.map((each) => each.id));
       this.items = [...this.items, ...page.items.filter((each) => !known.has(each.id))];
       this.nextCursor = page.next_cursor;
@@ -111,7 +119,7 @@ class ConversationListStore {
   /** Moves a conversation to the top, because it was just used. */
   moveToTop(id: string): void {
     const item = this.items.find((each) => each.id === id);
-    if (!item || this.query) return;
+    if (!item) return;
     this.items = [{ ...item, updated_at: Date.now() * 1_000 }, ...this.items.filter((each) => each !== item)];
   }
 }

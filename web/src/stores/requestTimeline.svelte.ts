@@ -1,7 +1,7 @@
 /** The timeline of the open branch: loaded once, then extended by the requests that follow. */
 
 import { requests as calls, type BranchRef } from "../api/calls";
-import { addPage, EMPTY_TIMELINE, type RequestTimeline, type TimelineRequest } from "../lib/requestTimeline";
+import { addPage, EMPTY_TIMELINE, sumTurns, type RequestTimeline, type TimelineRequest } from "../lib/requestTimeline";
 import { notices } from "./notices.svelte";
 
 export class RequestTimelineStore {
@@ -9,6 +9,7 @@ export class RequestTimelineStore {
   loaded = $state(false);
   /** Why a request found less in the provider's cache than it could have, by the number of its reply. */
   breaks = $state.raw<ReadonlyMap<number, string>>(new Map());
+  turns = $derived(sumTurns(this.timeline.requests));
   #byReply = $derived(new Map(this.timeline.requests.map((each) => [each.reply, each])));
   #isLoading = false;
   #isStale = false;

@@ -1,5 +1,8 @@
 /** Router: the page's location is the URL fragment, so that back, forward and links work. */
 
+import { t } from "../i18n/language.svelte";
+import { notices } from "./notices.svelte";
+
 export type PanelName = "context" | "references" | "window" | "settings";
 
 export interface Location {
@@ -15,9 +18,19 @@ export interface Location {
   compare: number | null;
   /** The document that the references panel displays. */
   document: string | null;
+  /** Words to mark in the entry `at`: those of the search that led there. */
+  find: string | null;
 }
 
 export const PANEL_NAMES: readonly PanelName[] = ["context", "references", "window", "settings"];
+
+/** Keys of the titles of the panels. */
+export const PANEL_TITLES = {
+  context: "panelContext",
+  references: "panelReferences",
+  window: "panelUsage",
+  settings: "panelSettings",
+} as const;
 
 export function parseHash(hash: string): Location {
   const [path = "", query = ""] = hash.replace(/^#\/?/, "").split("?");
@@ -31,6 +44,7 @@ export function parseHash(hash: string): Location {
     reply: parseInteger(params.get("reply")),
     compare: parseInteger(params.get("compare")),
     document: params.get("document"),
+    find: params.get("find"),
   };
 }
 
@@ -42,6 +56,7 @@ export function formatHash(location: Location): string {
   if (location.reply !== null) params.set("reply", String(location.reply));
   if (location.compare !== null) params.set("compare", String(location.compare));
   if (location.document !== null) params.set("document", location.document);
+  if (location.find !== null) params.set("find", location.find);
   const query = params.toString();
   const path = location.conversation === null ? "#/" : `#/c/${encodeURIComponent(location.conversation)}`;
   return query ? `${path}?${query}` : path;
@@ -58,6 +73,12 @@ function decodeId(text: string): string {
   } catch {
     return "";
   }
+}
+
+/** Copies the address of a place of the page, without the token of this machine. */
+export async function copyLink(hash: string): Promise<void> {
+  await navigator.clipboard.writeText(`${location.origin}${location.pathname}${hash}`);
+  notices.show(t("linkCopied"));
 }
 
 class RouteStore {
@@ -83,7 +104,7 @@ class RouteStore {
 
   openConversation(conversation: string | null, branch: number | null = null): void {
     const { panel } = this.location;
-    this.go({ conversation, branch, at: null, reply: null, compare: null, document: null, panel: conversation ? panel : null });
+    this.go({ conversation, branch, at: null, reply: null, compare: null, document: null, find: null, panel: conversation ? panel : null });
   }
 
   showPanel(panel: PanelName | null, changes: Partial<Location> = {}): void {

@@ -16,6 +16,8 @@ export interface TurnCallbacks {
   /** A request was prepared. */
   onPrepared: () => void;
   onEnded: () => void;
+  /** A call needs an approval. */
+  onApproval: (call: ToolCallPart) => void;
 }
 
 /** Streamed chunks are rendered in batches at this interval. */
@@ -33,6 +35,8 @@ export class TurnStore {
   /** Whether the connection was lost; the turn continues on the server. */
   interrupted = $state(false);
   error = $state<string | null>(null);
+  /** Whether the last turn ended with an answer. */
+  answered = $state(false);
   /** Why the last turn ended, unless it was answered. */
   endText = $state<string | null>(null);
   #callbacks: TurnCallbacks;
@@ -46,6 +50,7 @@ export class TurnStore {
     this.#callbacks = callbacks;
   }
 
+  isWaiting = $derived(this.calls.some((each) => each.needsApproval));
   streamedTokens = $derived(estimateTokens(this.text) + estimateTokens(this.thinking));
 
   start(question: Message | null): void {
@@ -55,6 +60,7 @@ export class TurnStore {
     this.#clear();
     this.interrupted = false;
     this.error = this.endText = null;
+    this.answered = false;
     this.statusText = t("preparingRequest");
   }
 
@@ -117,10 +123,12 @@ export class TurnStore {
         return;
       case "approval_requested":
         this.statusText = t("waitingForApproval");
-        return this.#updateCall(data.call, { needsApproval: true });
+        this.#updateCall(data.call, { needsApproval: true });
+        return this.#callbacks.onApproval(data.call);
       case "tool_completed":
         return this.#updateCall(data.call, { needsApproval: false, result: data.result });
       case "turn_ended":
+        this.answered = data.reason === "answered";
         return this.#end(describeEnd(data));
       case "turn_failed":
         this.error = data.problem.detail;

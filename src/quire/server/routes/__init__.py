@@ -21,6 +21,7 @@ ROUTERS = (
     conversations.origins_router,
     conversations.entries_router,
     turns.router,
+    turns.running_router,
     context.router,
     context.compaction_router,
     requests.router,

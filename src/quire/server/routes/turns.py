@@ -28,6 +28,7 @@ from quire.server.turn_registry import BranchKey
 from quire.server.turn_submission import TurnSubmission, open_turn, stream_submission
 
 router = APIRouter(prefix="/api/conversations/{conversation}", tags=["turns"])
+running_router = APIRouter(prefix="/api/turns", tags=["turns"])
 
 BranchField = Annotated[int, Field(ge=0, le=2**31 - 1, description="Branch number. 0 is the main branch.")]
 
@@ -55,6 +56,16 @@ class SendBody(BaseModel):
     @property
     def question(self) -> Message | None:
         return Message.user(self.message) if isinstance(self.message, str) else self.message
+
+
+class RunningTurnSchema(BaseModel):
+    conversation: str
+    branch: int
+    needs_approval: bool = Field(description="A tool call of the turn waits for a decision.")
+
+
+class RunningTurnList(BaseModel):
+    items: list[RunningTurnSchema]
 
 
 class StopBody(BaseModel):
@@ -103,6 +114,22 @@ async def send_message(
     source = await open_turn(server_state.turns, submission)
     events = stream_submission(server_state.turns, submission, source)
     return EventStreamResponse(events, is_authorized=partial(is_still_authorized, request))
+
+
+@running_router.get("")
+async def list_running_turns(engine: ReadEngine) -> RunningTurnList:
+    """Lists the turns that run now, on any server, and whether they wait for an approval."""
+    running = await engine.store.leases.list_running()
+    return RunningTurnList(
+        items=[
+            RunningTurnSchema(
+                conversation=state.lease.conversation,
+                branch=state.lease.branch,
+                needs_approval=state.approval is not None and state.is_approved is None,
+            )
+            for state in running
+        ]
+    )
 
 
 @router.post("/stop", status_code=202)

@@ -79,8 +79,8 @@ export const dialogs: typeof english = {
     help: "?",
   },
   shortcutActions: {
-    search: "Titel und Nachrichten durchsuchen",
-    list: "Zwischen Treffern und Unterhaltungen wechseln",
+    search: "Titel und Nachrichten durchsuchen, Befehle ausführen",
+    list: "Zwischen Treffern oder Unterhaltungen der Liste wechseln",
     field: "Zum Nachrichtenfeld der eben geöffneten Unterhaltung",
     messages: "Vorige oder nächste Nachricht",
     compactions: "Vorige oder nächste Verdichtung",

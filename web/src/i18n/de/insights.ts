@@ -72,6 +72,7 @@ export const insights = {
       noPrice: "kein Preis",
       noneNeeded: "nichts nötig",
       regretText: (needed: number) => `Fehlendes: Anteil von ${count(needed, forms.needed)}, den die Anfrage nicht im Blick hatte.`,
+      noCompactions: "Keine dieser Unterhaltungen füllt das Fenster, deshalb unterscheiden sich die Varianten nicht. Ein kleineres Fenster oder längere Unterhaltungen zeigen, was sie bewirken.",
       skipped: (skipped: string) => `Ohne Antwort: ${skipped}.`,
       plot: (unit: "turn" | "request", names: string) => `Gesendete Token und solche aus dem Cache je ${unit === "turn" ? "Runde" : "Anfrage"}, für ${names}`,
       axis: { turn: "Runde", request: "Anfrage" },
@@ -80,9 +81,9 @@ export const insights = {
     },
     suggestions: "Vorschläge",
     advice: {
-      pin: (share: string) => `Hefte es an oder mache es zur Referenz des Agenten: ${share} der Runden nennen es.`,
-      always: (share: string) => `Nimm es immer auf: ${share} der Anfragen enthalten es.`,
-      remove: () => "Nie benutzt. Entferne es, oder nimm es im Modus agent auf.",
+      pin: (share: string) => `Heften Sie es an, oder machen Sie es zur Referenz des Agenten: ${share} der Runden nennen es.`,
+      always: (share: string) => `Nehmen Sie es immer auf: ${share} der Anfragen enthalten es.`,
+      remove: () => "Nie benutzt. Entfernen Sie es, oder nehmen Sie es im Modus agent auf.",
     },
   },
 };

@@ -79,8 +79,8 @@ export const dialogs = {
     help: "?",
   },
   shortcutActions: {
-    search: "Search titles and messages",
-    list: "Move between search results and conversations",
+    search: "Search titles and messages, and run commands",
+    list: "Move between search results, or conversations of the list",
     field: "Go to the message field of a conversation that was just opened",
     messages: "Previous or next message",
     compactions: "Previous or next compaction",

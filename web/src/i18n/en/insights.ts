@@ -72,6 +72,7 @@ export const insights = {
       noPrice: "no price",
       noneNeeded: "none needed",
       regretText: (needed: number) => `Regret: share of ${count(needed, forms.needed)} that the request did not have in view.`,
+      noCompactions: "None of these conversations fills the window, so the variants do not differ. A smaller window or longer conversations show what they do.",
       skipped: (skipped: string) => `Without a reply: ${skipped}.`,
       plot: (unit: "turn" | "request", names: string) => `Tokens sent and from cache by ${unit}, for ${names}`,
       axis: { turn: "Turn", request: "Request" },
