@@ -71,6 +71,12 @@ install-agents:
         cp tests/infra/codex/package-lock.json .cache/codex/ \
         && (cd .cache/codex && npm ci --ignore-scripts --no-audit --no-fund) \
         && cp tests/infra/codex/package-lock.json .cache/codex/installed-lock.json )
+    mkdir -p .cache/oidc-provider
+    cp tests/infra/oidc/package.json tests/infra/oidc/.npmrc .cache/oidc-provider/
+    cmp --silent tests/infra/oidc/package-lock.json .cache/oidc-provider/installed-lock.json || ( \
+        cp tests/infra/oidc/package-lock.json .cache/oidc-provider/ \
+        && (cd .cache/oidc-provider && npm ci --ignore-scripts --no-audit --no-fund) \
+        && cp tests/infra/oidc/package-lock.json .cache/oidc-provider/installed-lock.json )
 
 # Install the agents and run their tests at full size.
 agents *ARGS: install-agents

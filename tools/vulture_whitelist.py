@@ -46,3 +46,6 @@ branch_used_last, parent_agent, savings_per_request, unpriced_turns, unrecorded_
 
 # Fields of parsed values that only tests read so far.
 block_ids, body_start, cache_write_price, imported_by, tags
+
+# Renders the table of permissions into the docs, which a test compares.
+render_permission_table

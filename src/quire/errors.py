@@ -108,6 +108,10 @@ class KeyNotFound(NotFound):
     """This tenant has no API key with that id; `quire key list` lists them."""
 
 
+class UserNotFound(NotFound):
+    """This tenant has no such person; only people who have signed in once are known."""
+
+
 class RequestNotFound(NotFound):
     """This tenant has no request with that id; only requests with a reply are recorded."""
 
@@ -161,8 +165,24 @@ class InvalidKey(AccessDenied):
     """The request has no valid API key; send one as `Authorization: Bearer quire_…`."""
 
 
+class SignInRequired(InvalidKey):
+    """The session has ended; sign in again."""
+
+
+class SignInRefused(AccessDenied):
+    """The identity provider's answer does not let this person in."""
+
+
+class SignInUnavailable(QuireError):
+    """The identity provider does not answer; try again later. People who are signed in already can go on."""
+
+
 class InsufficientScope(AccessDenied):
     """The API key lacks the required scope; use a key that was created with it."""
+
+
+class RoleRequired(AccessDenied):
+    """None of the caller's roles allows this; ask an owner of the tenant."""
 
 
 class ModelNotAllowed(AccessDenied):

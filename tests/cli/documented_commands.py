@@ -34,6 +34,12 @@ NOT_RUN: dict[str, str] = {
     '"${TMPDIR:-/tmp}/quire-$(id -u)" "/tmp/quire-$(id -u)"': SERVICE,
     "pip uninstall --yes quire quire-core": SERVICE,
     "quire resume Tides --in claude --run": CODING_AGENT,
+    "export ANTHROPIC_API_KEY=$(quire login https://quire.example.org)": (
+        "needs an identity provider; tests/server/test_sign_in.py signs in with one"
+    ),
+    "quire login https://quire.example.org": (
+        "needs an identity provider; tests/server/test_sign_in.py signs in with one"
+    ),
     "createdb quire": DATABASE_SERVER,
     "createdb quire_again": DATABASE_SERVER,
     "quire db upgrade postgresql://owner@db/quire --role quire_app": DATABASE_SERVER,

@@ -109,6 +109,10 @@ async def fill_store(store: SqlStore) -> None:
     await store.background.add("a response", "conversation 0", "{}")
     await store.rate_limits.take("a key", per_minute=60, permits=1)
     await store.backtests.create("{}", [NewBacktestShard("[]", 1)])
+    user = await store.users.confirm("a subject", name="a name", email="an address", roles=["member"])
+    await store.sessions.create(b"a digest", user.id, expires_at=2**62, refresh_at=2**62, tokens="tokens")
+    await store.shares.set_readers(user.id, "conversation 0", ["a reader"])
+    await store.audit.append("sign_in", actor=user.id, target={})
 
 
 @pytest.fixture
@@ -368,7 +372,10 @@ async def collect_export(store: SqlStore, conversation: str) -> list[str]:
 
 
 # These parts are tested on their own: they hold nothing of a conversation's content, or see all tenants by design.
-OTHER_PARTS = {"keys", "rate_limits", "leases", "turn_events", "background", "backtests", "all_tenants"}
+OTHER_PARTS = {
+    "keys", "rate_limits", "leases", "turn_events", "background", "backtests", "all_tenants", "users", "sessions",
+    "shares", "audit",
+}  # fmt: skip
 
 
 def list_methods(owner: object) -> set[str]:

@@ -143,10 +143,10 @@ class _SignalFreeServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serve_app(app: FastAPI) -> AsyncIterator[str]:
-    """Serves on loopback in this event loop; yields the base URL."""
+async def serve_app(app: FastAPI, *, port: int = 0) -> AsyncIterator[str]:
+    """Serves on loopback in this event loop, on a free port unless one is given; yields the base URL."""
     config = make_server_config(app, grace_seconds=5)
-    config.port = 0
+    config.port = port
     server = _SignalFreeServer(config)
     task = asyncio.create_task(server.serve())
     try:

@@ -9,6 +9,7 @@ import pytest
 from fastapi import Depends, FastAPI, Request
 
 from quire.access.keys import KEY_SCOPES, ApiKey, Keys
+from quire.access.permissions import PERMISSIONS
 from quire.errors import StoreBusy, StoreUnavailable
 from quire.server import auth
 from quire.server.app import create_app
@@ -16,10 +17,10 @@ from quire.server.auth import (
     CALLER_SCOPE_KEY,
     KEY_CACHE_OUTAGE_SECONDS,
     KEY_CACHE_SECONDS,
-    Caller,
     KeyVerifier,
-    require_scope,
+    require_action,
 )
+from quire.server.caller import Caller
 from quire.server.rate_limits import SharedRateLimiter
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
@@ -74,12 +75,14 @@ def app(server_state: ServerState, counting_keys: CountingKeys, clock: Clock) ->
     app.state.key_verifier = KeyVerifier(counting_keys, clock=clock)
     app.state.rate_limiter = SharedRateLimiter(server_state.store, clock=clock)
 
-    async def whoami(request: Request, caller: Annotated[Caller, Depends(require_scope("read"))]) -> dict[str, Any]:
+    async def whoami(request: Request, caller: Annotated[Caller, Depends(require_action("read"))]) -> dict[str, Any]:
         return {"tenant": caller.tenant, "key": caller.key_id, "scopes": sorted(caller.scopes)}
 
     app.add_api_route("/api/whoami", whoami)
     for scope in KEY_SCOPES:
-        app.add_api_route(f"/api/takes/{scope}", whoami, dependencies=[Depends(require_scope(scope))], methods=["POST"])
+        action = next(each for each, permission in PERMISSIONS.items() if permission.scope == scope)
+        needed = [Depends(require_action(action))]
+        app.add_api_route(f"/api/takes/{scope}", whoami, dependencies=needed, methods=["POST"])
     return app
 
 

@@ -19,7 +19,7 @@ from infra.database_dump import contains_text, dump_database
 from quire.errors import InvalidRequest
 from quire.model.policy import WireFormatName
 from quire.server.app import create_app
-from quire.server.auth import Caller
+from quire.server.caller import Caller
 from quire.server.gateway.upstream import (
     MAX_CONVERSATION_HEADER_CHARS,
     MAX_CONVERSATION_ID_CHARS,

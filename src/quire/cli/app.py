@@ -35,6 +35,7 @@ SINGLE_COMMANDS = {
     "ask": 'quire ask "Where do we stand?"',
     "models": "quire models gpt-4o",
     "serve": "quire serve --open",
+    "login": "quire login https://quire.example.org",
     "worker": "quire worker",
     "doctor": "quire doctor",
     "trust": "quire trust list",
@@ -45,7 +46,7 @@ HELP_PANELS = {
     "What the model sees": "context stats backtest memory",
     "History": "search conversation import export",
     "Chat": "init chat ask agent models",
-    "Server and team": "serve worker key tenant db",
+    "Server and team": "serve login worker key audit tenant db",
     "Settings": "config doctor trust",
 }
 """Commands in the order of `quire --help`."""

@@ -3,6 +3,7 @@
 import logging
 import sys
 import webbrowser
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,7 +58,8 @@ def command(
     """Serve the web interface, the API under /api, and the gateway for OpenAI clients under /v1.
 
     On loopback, the printed address contains a token that grants full access. Where other machines can connect, every
-    request needs an API key. SIGTERM or Ctrl-C shuts down gracefully. A second one stops at once.
+    request needs an API key, or with the setting `sign_in` a person who has signed in. SIGTERM or Ctrl-C shuts down
+    gracefully. A second one stops at once.
     """
     check_server_extra("Serving")
     from quire.cli.chat.runtime import build_overrides
@@ -81,6 +83,9 @@ def command(
         grace_seconds=grace,
         log_format="text" if as_text else "json",
     )
+    if keys is None and options.settings.sign_in is not None:
+        # People sign in, also on this machine: the token would be one person for all.
+        is_local, options = False, replace(options, local_token=None)
     if workers > 1 and IS_WINDOWS:
         raise InvalidConfiguration("Several workers need Linux or macOS; on Windows use --workers 1.")
     if workers > 1 and not is_postgres(options.database_url):
@@ -125,7 +130,10 @@ def _serve_on(
     if options.local_token is not None:
         print_note(f"Open this address. For OpenAI clients: {server_url(host, port)}v1, with the token as API key.")
     else:
-        print_note("Requests need an API key: create one with `quire key create NAME --scope read --scope chat`.")
+        if (sign_in := options.settings.sign_in) is not None:
+            print_note(f"People sign in at {sign_in.url} with {sign_in.issuer}; programs need an API key.")
+        else:
+            print_note("Requests need an API key: create one with `quire key create NAME --scope read --scope chat`.")
         uses_host = options.agent is not None or options.settings.vault is not None
         if uses_host and not options.settings.trusted_tenants:
             print_note("Vault and agent are off for API keys: name the tenants that use them in `trusted_tenants`.")

@@ -19,7 +19,7 @@ from quire.db.database_url import create_private_files, parse_database_url
 from quire.db.pgvector import enable_pgvector
 from quire.errors import SchemaOutdated, StoreBusy
 
-SCHEMA_VERSION = "0007"
+SCHEMA_VERSION = "0008"
 OLDEST_READER = "0001"
 """The oldest schema version whose code can use this schema. A migration that only expands does not change it."""
 VERSION_TABLE = "quire_version"
@@ -32,6 +32,7 @@ _TENANT_TABLES = (
     "passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "memories", "documents",
     "api_keys", "turn_events", "rate_limits", "uncounted_branches", "counted_branches", "usage_contributions",
     "usage_totals", "usage_turns", "document_pairs", "backtests", "backtest_shards",
+    "users", "sessions", "shares", "audit", "audit_heads",
 )  # fmt: skip
 _DERIVED_TABLES = (
     "passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "documents", "uncounted_branches",
@@ -75,6 +76,10 @@ _UPDATABLE_COLUMNS = {
     "memories": ("text", "source", "retired_at", "replaced_by", "row_digest"),
     "api_keys": ("revoked_at", "row_digest"),
     "rate_limits": ("tokens", "granted", "updated_at"),
+    "users": ("name", "email", "roles", "confirmed_at", "disabled_at", "row_digest"),
+    "sessions": ("refresh_at", "tokens"),
+    # Entries of the audit trail are only inserted.
+    "audit_heads": ("seq", "digest"),
 }
 """Columns that the application updates: the head of a branch, totals, times, and what a purge overwrites."""
 _CONNECT_SECONDS = 10
@@ -201,7 +206,7 @@ def grant_access(url: str, role: str) -> None:
             ),
             f"GRANT DELETE ON quire_blobs, quire_blob_uses, quire_spend_reservations, quire_turn_leases, "
             f"quire_transcripts, quire_transcript_lines, quire_turn_events, quire_request_bodies, "
-            f"quire_background_responses TO {name}",
+            f"quire_background_responses, quire_sessions, quire_shares TO {name}",
             # The search index, the usage roll-up and backtests are derived and may be rewritten.
             f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _DERIVED_TABLES)} TO {name}",
             # For the sweep over the conversations of all tenants, and for event streams.

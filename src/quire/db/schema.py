@@ -461,3 +461,68 @@ sweeps = Table(
     Column("swept_until", BigInteger, nullable=False),
 )
 """Time up to which each sweep has searched for missing work. It covers all tenants, so it has no tenant column."""
+
+users = Table(
+    "quire_users",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("subject", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("email", Text, nullable=False),
+    Column("roles", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("confirmed_at", BigInteger, nullable=False),
+    Column("disabled_at", BigInteger),
+    Column("row_digest", Bytes, nullable=False),
+)
+"""People of a tenant who have signed in. `subject` is the identity provider's id of the person, `confirmed_at` the last
+time at which the provider confirmed it; roles are separated by spaces."""
+
+sessions = Table(
+    "quire_sessions",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("digest", Bytes, primary_key=True),
+    Column("user_id", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Column("refresh_at", BigInteger, nullable=False),
+    Column("tokens", Text, nullable=False),
+)
+"""Sessions of browsers, by the digest of the secret in their cookie. `tokens` is encrypted with that secret."""
+
+shares = Table(
+    "quire_shares",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("owner", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("reader", Text, primary_key=True),
+    Column("created_at", BigInteger, nullable=False),
+)
+"""Conversations that other people of the tenant may read; `reader` is a person's id, or `*` for all of them."""
+
+audit = Table(
+    "quire_audit",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("at", BigInteger, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("allowed", Integer, nullable=False),
+    Column("address", Text, nullable=False),
+    Column("digest", Bytes, nullable=False),
+)
+"""The audit trail: each digest covers the entry and its predecessor's digest."""
+
+audit_heads = Table(
+    "quire_audit_heads",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("seq", BigInteger, nullable=False),
+    Column("digest", Bytes, nullable=False),
+)
+"""The last entry of each audit trail, so that a removed end is found."""

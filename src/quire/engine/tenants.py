@@ -15,6 +15,7 @@ from quire.llm.embeddings import Embedder
 from quire.llm.protocol import ModelBuilder
 from quire.model.agents import Agent
 from quire.model.context_events import ContextEvent
+from quire.model.people import split_space
 from quire.settings import Settings
 from quire.settings.schema import tenant_quota_for
 from quire.store import DEFAULT_TENANT, SqlStore
@@ -63,7 +64,8 @@ class TenantEngines:
             if summarizer is not None and self._instrument_model is not None:
                 summarizer = _instrument_summarizer(summarizer, self._instrument_model)
             # Whether the tenant uses the vault, the agent and the MCP servers of the host.
-            has_host_access = tenant in self.settings.trusted_tenants or (self._is_local and tenant == DEFAULT_TENANT)
+            named = split_space(tenant)[0] in self.settings.trusted_tenants
+            has_host_access = named or (self._is_local and tenant == DEFAULT_TENANT)
             config = EngineConfig.create(
                 self.settings,
                 agent=self._agent if has_host_access else None,

@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter, FastAPI
 
+from quire.errors import MissingExtra
 from quire.server import gateway
 from quire.server.auth import AuthMiddleware, LocalAuthMiddleware, get_key_verifier
 from quire.server.gateway.response import ErrorFormatMiddleware
@@ -46,6 +47,13 @@ def create_app(
     )
     app.state.server_state = server_state
     app.state.streams = StreamRegistry() if streams is None else streams
+    app.state.sign_in = None
+    if token is None and server_state.settings.sign_in is not None:
+        try:
+            from quire.server.sign_in import SignInService
+        except ModuleNotFoundError as error:
+            raise MissingExtra(extra="sso", feature="Sign-in") from error
+        app.state.sign_in = SignInService(server_state.settings.sign_in, server_state.store, server_state.environ)
     add_exception_handlers(app)
     add_mcp(app, server_state)
     add_page(app)

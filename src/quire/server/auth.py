@@ -14,14 +14,13 @@ import hmac
 import re
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 from urllib.parse import parse_qsl, urlencode
 
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 from fastapi import FastAPI, Request
 from fastapi.openapi.models import HTTPBearer
 from fastapi.security.base import SecurityBase
@@ -30,33 +29,47 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as ASGIScope
 
-from quire.access.keys import KEY_SCOPES, ApiKey, Keys, KeyScope
-from quire.access.spending import SpendingKey
+from quire.access.keys import ApiKey, Keys, KeyScope
+from quire.access.permissions import PERMISSIONS, Action, Relation
+from quire.access.users import EVERYONE
 from quire.concurrency.worker_threads import set_work_owner, work_meter
 from quire.errors import (
     AccessDenied,
+    ConversationNotFound,
     CrossOriginRequest,
     InsufficientScope,
     InvalidConfiguration,
     InvalidKey,
     ModelNotAllowed,
     QuireError,
+    RoleRequired,
+    SignInRefused,
+    SignInRequired,
+    SignInUnavailable,
     StoreError,
     StoreUnavailable,
     TooManyRequests,
+    UserNotFound,
 )
 from quire.model.ids import now
+from quire.model.people import UserRole, make_space, split_space
+from quire.server.caller import LOCAL_CALLER, Caller
 from quire.server.page import make_denied_page
 from quire.server.problems import error_to_response
 from quire.server.rate_limits import RATE_LIMIT_SCOPE_KEY, RateLimitStatus, SharedRateLimiter
 from quire.settings import Settings
 from quire.settings.schema import tenant_quota_for
-from quire.store import DEFAULT_TENANT
+from quire.store import SqlStore
+
+if TYPE_CHECKING:
+    from quire.server.sign_in import SignInService
 
 KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 """Headers in which clients send API keys: a key of Quire, the local token, or credentials for a provider."""
 OWN_KEY_HEADER = "x-quire-key"
 """Header for a key of Quire or the local token alone. With it, `KEY_HEADERS` are credentials for a provider."""
+
+ALL_KEY_HEADERS = (OWN_KEY_HEADER, *KEY_HEADERS)
 
 CALLER_SCOPE_KEY = "quire.caller"
 """ASGI scope key under which a middleware stores an authenticated caller. Clients cannot set it: it is no header."""
@@ -65,8 +78,6 @@ PROTECTED_PREFIXES = ("/api/", "/v1/", "/v1beta/", "/v1beta1/", "/mcp")
 """Path prefixes that need a key, whatever a route depends on."""
 PUBLIC_PATHS = ("/api/openapi.json", "/api/hello")
 """Exceptions to `PROTECTED_PREFIXES`. Claude Code probes `/api/hello` without a key; it does not exist."""
-
-ALL_SCOPES: frozenset[KeyScope] = frozenset(KEY_SCOPES)
 
 KEY_CACHE_SECONDS = 10.0
 """Seconds before a cached key is verified again."""
@@ -82,31 +93,6 @@ _TRUSTED_FETCH_SITES = ("same-origin", "none")
 """Sec-Fetch-Site of requests by our own page, or by the user (typed address)."""
 VerifyKey = Callable[[str | None], Awaitable[object | None]]
 """Returns a value other than None if the argument is a valid API key."""
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    tenant: str
-    key_id: str | None
-    """None for the local user of a laptop."""
-    scopes: frozenset[KeyScope]
-    max_spend: float | None = None
-    """Spend cap of the key in US dollars."""
-    models: tuple[str, ...] | None = None
-    """Patterns of the models that the key may call; None for all models."""
-
-    @property
-    def spending_key(self) -> SpendingKey | None:
-        """The key that calls are charged to."""
-        return SpendingKey(self.key_id, self.max_spend) if self.key_id is not None else None
-
-    def allows_model(self, *names: str | None) -> bool:
-        """Whether the key may call the model with these names: the client's name of it and the upstream's."""
-        patterns = self.models
-        return patterns is None or any(fnmatchcase(name, pattern) for name in names if name for pattern in patterns)
-
-
-LOCAL_CALLER = Caller(DEFAULT_TENANT, None, ALL_SCOPES)
 
 
 def key_from_headers(headers: Headers) -> str | None:
@@ -204,11 +190,75 @@ def get_rate_limiter(app: FastAPI) -> SharedRateLimiter:
     return app.state.rate_limiter
 
 
-async def authorize(request: Request, scope: KeyScope) -> Caller:
-    """Returns the caller; raises `InvalidKey`, `InsufficientScope` or `TooManyRequests`."""
+USER_PARAMETER = "user"
+"""Query parameter of every route: the person whose conversations the request is about, by default the caller."""
+TEAM_SPACE = "team"
+"""Value of `USER_PARAMETER` for conversations of the tenant itself: those of its own API keys and workloads."""
+
+
+def get_sign_in(app: FastAPI) -> "SignInService | None":
+    """Returns the service by which people sign in; None where there are only keys."""
+    return app.state.sign_in
+
+
+async def authorize(request: Request, action: Action) -> Caller:
+    """Returns the caller, for the tenant or person whose conversations the request is about.
+
+    Raises `InvalidKey`, `InsufficientScope` or `TooManyRequests`. Where people sign in, also `RoleRequired`, or
+    `ConversationNotFound` for what is another person's, and the audit trail has an entry before anything is read.
+    """
     caller = await _get_caller(request)
-    check_scope(caller, scope)
-    return caller
+    if get_sign_in(request.app) is None:
+        check_scope(caller, PERMISSIONS[action].scope)
+        return caller
+    target, relation = await _find_target(request, caller)
+    permission = PERMISSIONS[action]
+    is_allowed = permission.scope in caller.scopes and permission.allows(caller.roles, relation)
+    if relation in permission.audited:
+        await audit_request(request, caller, action, allowed=is_allowed)
+    if is_allowed:
+        return caller if relation == "own" else replace(caller, tenant=target)
+    check_scope(caller, permission.scope)
+    if relation != "own":
+        raise ConversationNotFound
+    held = ", ".join(sorted(caller.roles)) or "none"
+    raise RoleRequired(f"Your roles ({held}) do not allow this: {permission.title}. Ask an owner of {caller.team!r}.")
+
+
+async def _find_target(request: Request, caller: Caller) -> tuple[str, Relation]:
+    """The tenant or the person's part of it that a request is about, and what it is to the caller."""
+    user = request.query_params.get(USER_PARAMETER)
+    if user is None or user == caller.user:
+        return caller.tenant, "own"
+    if caller.user is None:
+        # An API key has conversations of its own only, and no roles with which to read those of others.
+        raise AccessDenied(f"The parameter `{USER_PARAMETER}` needs a session; sign in, or omit it.")
+    if user == TEAM_SPACE:
+        return caller.team, "other"
+    team, space = request.app.state.server_state.store.for_tenant(caller.team), make_space(caller.team, user)
+    if split_space(space)[1] is None or await team.users.find(user) is None:
+        raise UserNotFound
+    conversation = request.path_params.get("conversation")
+    if conversation is not None:
+        readers = await team.shares.list_readers(user, conversation)
+        if EVERYONE in readers or caller.user in readers:
+            return space, "shared"
+    return space, "other"
+
+
+async def audit_request(request: Request, caller: Caller, action: str, *, allowed: bool = True, **target: str) -> None:
+    """Appends an entry to the audit trail of the caller's tenant: who, what, and from where."""
+    store: SqlStore = request.app.state.server_state.store
+    route = getattr(request.scope.get("route"), "path", request.url.path)
+    parameters = {name: str(value)[:200] for name, value in request.path_params.items()}
+    about = {USER_PARAMETER: user[:200]} if (user := request.query_params.get(USER_PARAMETER)) is not None else {}
+    await store.for_tenant(caller.team).audit.append(
+        action,
+        actor=caller.key_id or "",
+        target={"route": f"{request.method} {route}", **about, **parameters, **target},
+        allowed=allowed,
+        address=request.client.host if request.client is not None else "",
+    )
 
 
 def check_scope(caller: Caller, scope: KeyScope) -> None:
@@ -234,16 +284,30 @@ async def is_still_authorized(request: Request, max_age_seconds: float) -> bool:
     caller = await _get_caller(request)
     if caller.key_id is None:
         return True
+    sign_in = get_sign_in(request.app)
+    if sign_in is not None and caller.user is not None:
+        try:
+            _, relation = await _find_target(request, caller)
+            session = await sign_in.find_session(request)
+        except StoreError:
+            return True
+        return session is not None and PERMISSIONS["read"].allows(session[2].user.roles, relation)
     presented = key_from_headers(request.headers)
     try:
+        if sign_in is not None and is_jwt(presented):
+            return await sign_in.authenticate_workload(presented) == caller
         key = await get_key_verifier(request.app).verify(presented, max_age_seconds=max_age_seconds)
-    except StoreError:
+    except (StoreError, SignInUnavailable):
         return True
+    except SignInRefused:
+        return False
     return key is not None and key.id == caller.key_id
 
 
 class AuthMiddleware:
-    """ASGI middleware that authenticates a request before any of its body is read."""
+    """ASGI middleware that authenticates a request before any of its body is read.
+
+    Where people sign in, it also sends a browser without a session to the identity provider, instead of to the page."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -259,6 +323,10 @@ class AuthMiddleware:
                 set_work_owner((await _get_caller(Request(scope))).tenant)
             except QuireError as error:
                 app = error_to_response(error)
+        elif scope["type"] == "http" and scope["path"] == "/" and (sign_in := get_sign_in(scope["app"])) is not None:
+            request = Request(scope)
+            if await sign_in.find_session(request) is None:
+                app = RedirectResponse(sign_in.make_login_path(f"/?{request.url.query}".rstrip("?")), status_code=303)
         await app(scope, receive, send)
 
 
@@ -267,39 +335,82 @@ async def _get_caller(request: Request) -> Caller:
     caller: Caller | None = request.scope.get(CALLER_SCOPE_KEY)
     if caller is not None:
         return caller
+    sign_in, presented = get_sign_in(request.app), key_from_headers(request.headers)
+    per_minute = None
+    if sign_in is not None and presented is None and not any(name in request.headers for name in ALL_KEY_HEADERS):
+        caller = await sign_in.authenticate(request)
+    elif sign_in is not None and is_jwt(presented):
+        try:
+            caller = await sign_in.authenticate_workload(presented)
+        except SignInRefused as error:
+            raise SignInRequired(str(error)) from error
+    else:
+        caller, per_minute = await _verify_key(request, presented)
+    await _limit_rate(request, caller, per_minute)
+    request.scope[CALLER_SCOPE_KEY] = caller
+    return caller
+
+
+def is_jwt(presented: str | None) -> TypeGuard[str]:
+    """Whether what was presented as an API key has the form of a JSON Web Token."""
+    return presented is not None and presented.count(".") == 2 and presented.startswith("ey")
+
+
+async def _verify_key(request: Request, presented: str | None) -> tuple[Caller, int | None]:
+    """The caller with this key, and the key's own rate limit."""
     settings: Settings = request.app.state.server_state.settings
     allow_stale = settings.on_store_failure == "pass_through"
-    key = await get_key_verifier(request.app).verify(key_from_headers(request.headers), allow_stale=allow_stale)
+    key = await get_key_verifier(request.app).verify(presented, allow_stale=allow_stale)
     if key is None:
         raise InvalidKey
-    limiter, statuses = get_rate_limiter(request.app), list[RateLimitStatus]()
-    if (per_minute := key.requests_per_minute or settings.requests_per_minute) is not None:
-        statuses.append(await limiter.acquire(key.tenant, key.id, per_minute))
-    quota = tenant_quota_for(settings, key.tenant)
+    team, user = split_space(key.tenant)
+    if user is None:
+        return Caller(key.tenant, key.id, key.scopes, key.max_spend, key.models), key.requests_per_minute
+    # The keys of a person end with the person.
+    if not hasattr(request.app.state, "active_users"):
+        request.app.state.active_users = TTLCache[str, bool](KEY_CACHE_SIZE, KEY_CACHE_SECONDS)
+    active: TTLCache[str, bool] = request.app.state.active_users
+    if key.tenant not in active:
+        found = await request.app.state.server_state.store.for_tenant(team).users.find(user)
+        active[key.tenant] = found is not None and found.may_use_keys_at(now())
+    if not active.get(key.tenant, False):
+        raise InvalidKey("The person of this API key has left, or must sign in again to confirm it.")
+    roles = frozenset[UserRole]({"member"})
+    return Caller(key.tenant, key.id, key.scopes, key.max_spend, key.models, roles), key.requests_per_minute
+
+
+async def _limit_rate(request: Request, caller: Caller, per_minute: int | None) -> None:
+    """Counts the request against the rate limits of the key and of the tenant; raises `TooManyRequests`."""
+    settings: Settings = request.app.state.server_state.settings
+    limiter, statuses, key_id = get_rate_limiter(request.app), list[RateLimitStatus](), caller.key_id or ""
+    if (per_minute := per_minute or settings.requests_per_minute) is not None:
+        statuses.append(await limiter.acquire(caller.tenant, key_id, per_minute))
+    quota = tenant_quota_for(settings, caller.tenant)
     if (per_minute := quota.requests_per_minute) is not None:
-        statuses.append(await limiter.acquire_for_tenant(key.tenant, per_minute))
+        statuses.append(await limiter.acquire_for_tenant(caller.tenant, per_minute))
     # The response names the stricter of the two.
     for status in sorted(statuses, key=lambda each: (each.retry_after is None, each.remaining))[:1]:
         request.scope[RATE_LIMIT_SCOPE_KEY] = status
         if status.retry_after is not None:
-            limited = f"key {key.id!r}" if status.holder == "key" else f"tenant {key.tenant!r}"
+            limited = f"key {key_id!r}" if status.holder == "key" else f"tenant {caller.tenant!r}"
             raise TooManyRequests(
                 f"The {limited} is limited to {status.limit:,} requests a minute; "
                 f"retry in {status.retry_after} seconds.",
                 retry_after=status.retry_after,
             )
-    if (seconds := quota.worker_seconds) is not None and (wait := work_meter.measure_wait(key.tenant, seconds)):
+    if (seconds := quota.worker_seconds) is not None and (wait := work_meter.measure_wait(caller.tenant, seconds)):
         raise TooManyRequests(
-            f"The tenant {key.tenant!r} has used its {seconds:g} seconds of computation a minute; retry in {wait} "
+            f"The tenant {caller.tenant!r} has used its {seconds:g} seconds of computation a minute; retry in {wait} "
             "seconds, or send shorter messages.",
             retry_after=wait,
         )
-    caller = request.scope[CALLER_SCOPE_KEY] = Caller(key.tenant, key.id, key.scopes, key.max_spend, key.models)
-    return caller
 
 
-class RequireScope(SecurityBase):
-    """Route dependency that requires a scope. Scheme and dependency in one: each dependency costs every request."""
+class RequireAction(SecurityBase):
+    """Route dependency that authorizes the caller for an action.
+
+    Scheme and dependency in one: each dependency costs every request.
+    """
 
     model = HTTPBearer(
         bearerFormat="quire_<id>_<secret>",
@@ -308,17 +419,17 @@ class RequireScope(SecurityBase):
     )
     scheme_name = "key"
 
-    def __init__(self, scope: KeyScope) -> None:
-        self._scope: KeyScope = scope
+    def __init__(self, action: Action) -> None:
+        self.action: Action = action
 
     async def __call__(self, request: Request) -> Caller:
-        return await authorize(request, self._scope)
+        return await authorize(request, self.action)
 
 
 @cache
-def require_scope(scope: KeyScope) -> RequireScope:
-    """Returns the dependency for a scope; cached, so that a request resolves each one once."""
-    return RequireScope(scope)
+def require_action(action: Action) -> RequireAction:
+    """Returns the dependency for an action; cached, so that a request resolves each one once."""
+    return RequireAction(action)
 
 
 class LocalAuthMiddleware:

@@ -8,18 +8,19 @@ from typing import Annotated, Generic, TypeVar
 from fastapi import Depends, Path, Query, Request
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from quire.access.keys import KeyScope
+from quire.access.permissions import Action
 from quire.engine import Conversation, Engine
 from quire.errors import InvalidRequest
 from quire.log import MAIN_BRANCH
 from quire.model.policy import MAX_MODEL_NAME_CHARS
-from quire.server.auth import Caller, require_scope
+from quire.server.auth import require_action
+from quire.server.caller import Caller
 from quire.server.state import ServerState, get_server_state
 
-ReadCaller = Annotated[Caller, Depends(require_scope("read"))]
-WriteCaller = Annotated[Caller, Depends(require_scope("write"))]
-ChatCaller = Annotated[Caller, Depends(require_scope("chat"))]
-AdminCaller = Annotated[Caller, Depends(require_scope("admin"))]
+ReadCaller = Annotated[Caller, Depends(require_action("read"))]
+WriteCaller = Annotated[Caller, Depends(require_action("write"))]
+ChatCaller = Annotated[Caller, Depends(require_action("chat"))]
+PurgeCaller = Annotated[Caller, Depends(require_action("purge"))]
 
 
 def engine_for_caller(server_state: ServerState, caller: Caller, *, model: str | None = None) -> Engine:
@@ -28,10 +29,10 @@ def engine_for_caller(server_state: ServerState, caller: Caller, *, model: str |
     return engine if caller.spending_key is None else engine.with_changes(spending_key=caller.spending_key)
 
 
-def require_engine(scope: KeyScope) -> Callable[[Request, Caller], Awaitable[Engine]]:
-    """Returns the dependency that authorizes the caller for a scope and gives the caller's engine."""
+def require_engine(action: Action) -> Callable[[Request, Caller], Awaitable[Engine]]:
+    """Returns the dependency that authorizes the caller for an action and gives the caller's engine."""
 
-    async def get_engine(request: Request, caller: Annotated[Caller, Depends(require_scope(scope))]) -> Engine:
+    async def get_engine(request: Request, caller: Annotated[Caller, Depends(require_action(action))]) -> Engine:
         return engine_for_caller(get_server_state(request), caller)
 
     return get_engine
@@ -40,7 +41,11 @@ def require_engine(scope: KeyScope) -> Callable[[Request, Caller], Awaitable[Eng
 ReadEngine = Annotated[Engine, Depends(require_engine("read"))]
 WriteEngine = Annotated[Engine, Depends(require_engine("write"))]
 ChatEngine = Annotated[Engine, Depends(require_engine("chat"))]
-AdminEngine = Annotated[Engine, Depends(require_engine("admin"))]
+EditEngine = Annotated[Engine, Depends(require_engine("edit"))]
+"""For what changes the next request of an agent."""
+ExportEngine = Annotated[Engine, Depends(require_engine("export"))]
+SearchEngine = Annotated[Engine, Depends(require_engine("search"))]
+PurgeEngine = Annotated[Engine, Depends(require_engine("purge"))]
 StateDep = Annotated[ServerState, Depends(get_server_state)]
 ConversationId = Annotated[str, Path(min_length=1, max_length=200, description="ID of the conversation.")]
 BranchQuery = Annotated[int, Query(ge=0, le=2**31 - 1, description="Branch number. 0 is the main branch.")]

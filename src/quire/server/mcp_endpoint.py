@@ -18,7 +18,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from quire.errors import MissingExtra, QuireError
-from quire.server.auth import CALLER_SCOPE_KEY, Caller, authorize
+from quire.server.auth import CALLER_SCOPE_KEY, authorize
+from quire.server.caller import Caller
 from quire.server.dependencies import engine_for_caller
 from quire.server.problems import error_to_response, problem_response
 from quire.server.state import ServerState

@@ -5,6 +5,7 @@ The files are public and contain no data: the page loads all data through `/api`
 
 import re
 from base64 import b64encode
+from collections.abc import AsyncGenerator, AsyncIterator
 from hashlib import sha256
 from html import escape
 from pathlib import Path
@@ -53,6 +54,8 @@ body { margin: 0; padding: 15vh 1.5rem 2rem; background: var(--paper); color: va
 main { max-width: 34rem; margin: 0 auto; }
 h1 { margin: 0; color: var(--ink); font: 600 1.8rem/1.25 Georgia, serif; }
 code { color: var(--ink); white-space: nowrap; }
+pre { color: var(--ink); white-space: pre-wrap; overflow-wrap: anywhere; font: inherit; }
+a, button { color: inherit; font: inherit; }
 """
 """Style of a page that is shown without the built files; its policy allows nothing else."""
 
@@ -61,7 +64,7 @@ _NOTICE_POLICY: Final = "; ".join(
         "default-src 'none'",
         f"style-src 'sha256-{b64encode(sha256(_NOTICE_STYLE.encode()).digest()).decode()}'",
         "base-uri 'none'",
-        "form-action 'none'",
+        "form-action {forms}",
         "frame-ancestors 'none'",
     )
 )
@@ -76,18 +79,43 @@ _NOTICE_HTML: Final = """<!doctype html>
 def make_denied_page(reason: str) -> HTMLResponse:
     """The page for an address whose token is missing, wrong or expired."""
     advice = "The server prints a new address at each start. `quire serve --open` opens it in the browser."
-    response = _make_notice("This address is not valid any more", reason, advice, status=401)
+    response = make_notice("This address is not valid any more", reason, advice, status=401)
     response.headers["Cache-Control"] = "no-store"
     return response
 
 
-def _make_notice(title: str, *paragraphs: str, status: int) -> HTMLResponse:
+def make_notice(title: str, *paragraphs: str, status: int) -> HTMLResponse:
     """A page of text; what is in backticks is code."""
     escaped = [re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(each)) for each in paragraphs]
-    body = "".join(f"<p>{each}</p>" for each in escaped)
-    html = _NOTICE_HTML.format(style=_NOTICE_STYLE, title=escape(title), paragraphs=body)
-    headers = {**SECURITY_HEADERS, "Content-Security-Policy": _NOTICE_POLICY}
-    return HTMLResponse(html, status_code=status, headers=headers)
+    return make_plain_page(title, "".join(f"<p>{each}</p>" for each in escaped), status=status)
+
+
+def make_plain_page(title: str, html: str, *, status: int = 200, forms: str = "'none'") -> HTMLResponse:
+    """A page without scripts around trusted HTML. Its forms may lead to `forms`, in words of the policy."""
+    page = _NOTICE_HTML.format(style=_NOTICE_STYLE, title=escape(title), paragraphs=html)
+    headers = {**SECURITY_HEADERS, "Content-Security-Policy": _NOTICE_POLICY.format(forms=forms)}
+    if forms != "'none'":
+        # Without a referrer, browsers send a form with the origin `null`, as if from another site.
+        headers["Referrer-Policy"] = "same-origin"
+    return HTMLResponse(page, status_code=status, headers={**headers, "Cache-Control": "no-store"})
+
+
+async def stream_text_page(title: str, texts: AsyncIterator[str]) -> AsyncGenerator[bytes]:
+    """Pieces of a page that shows plain text, for a response with the headers of `PLAIN_PAGE_HEADERS`."""
+    start, _, end = _NOTICE_HTML.format(style=_NOTICE_STYLE, title=escape(title), paragraphs="<pre>\0</pre>").partition(
+        "\0"
+    )
+    yield start.encode()
+    async for text in texts:
+        yield escape(text).encode(errors="replace")
+    yield end.encode()
+
+
+PLAIN_PAGE_HEADERS: Final = {
+    **SECURITY_HEADERS,
+    "Content-Security-Policy": _NOTICE_POLICY.format(forms="'none'"),
+    "Cache-Control": "no-store",
+}
 
 
 class _ImmutableFiles(StaticFiles):
@@ -109,7 +137,7 @@ def add_page(app: FastAPI, *, static_dir: Path = STATIC_DIR) -> None:
     async def index(_: Request) -> Response:
         file = static_dir / "index.html"
         if not file.is_file():
-            return _make_notice(
+            return make_notice(
                 "The page is not built",
                 "Quire runs here from a source tree or from a wheel without the page. In the source tree, `just web` "
                 "builds it; that needs Node.js. The API under `/api` works without it.",

@@ -2,10 +2,12 @@
 
 from fnmatch import fnmatchcase
 from typing import Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from quire.model.base import FrozenModel
+from quire.model.people import UserRole, split_space
 from quire.model.policy import SHARE_PRESETS, ShareName, WireFormatName
 
 EXTRACT_SUMMARIZER = "extract"
@@ -98,6 +100,49 @@ class TenantQuota(FrozenModel):
     worker_seconds: float | None = Field(
         default=None, gt=0, description="CPU seconds in a minute for computation on long texts, in each server process."
     )
+
+
+class GroupRole(FrozenModel):
+    """What the people of a group are: their tenant, and their role in it."""
+
+    tenant: str = Field(pattern=r"^[^/]+$", description="Name of the tenant, without a slash.")
+    role: UserRole = Field(description="member, owner, auditor or operator.")
+
+
+class Workloads(FrozenModel):
+    """Programs that present a token of their platform instead of an API key."""
+
+    audience: str = Field(min_length=1, description="Audience that the tokens must have.")
+    subjects: dict[str, str] = Field(
+        description="Tenant of each subject, by pattern, such as system:serviceaccount:ci:*.", min_length=1
+    )
+
+
+class SignIn(FrozenModel):
+    """Sign-in by an identity provider with OpenID Connect."""
+
+    issuer: str = Field(description="URL of the identity provider, as in its discovery document.")
+    client_id: str = Field(min_length=1, description="Name under which the provider knows this server.")
+    client_secret_env: str | None = Field(
+        default=None, description="Environment variable with the client's secret; else the client is public."
+    )
+    url: str = Field(description="Address at which people open this server, such as https://quire.example.org.")
+    groups_claim: str = Field(default="groups", description="Claim with the names of a person's groups.")
+    groups: dict[str, GroupRole] = Field(
+        min_length=1, description="Tenant and role of each group of the provider; * is everyone who can sign in."
+    )
+    workloads: dict[str, Workloads] = Field(
+        default_factory=dict[str, Workloads], description="Platforms whose tokens replace API keys, by issuer."
+    )
+
+    @field_validator("issuer", "url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        parts = urlsplit(url)
+        is_loopback = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "localhost", "::1")
+        if not (parts.scheme == "https" or is_loopback) or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError("use an https:// address without a query; http:// only on loopback")
+        return url.rstrip("/")
 
 
 class Settings(FrozenModel):
@@ -265,6 +310,11 @@ class Settings(FrozenModel):
         description="Quotas of a tenant with all its API keys, by name or by pattern such as *: max_spend, "
         "requests_per_minute, stored_bytes, worker_seconds.",
     )
+    sign_in: SignIn | None = Field(
+        default=None,
+        description="Sign-in by an identity provider (OpenID Connect): issuer, client_id, client_secret_env, url, "
+        "groups_claim, groups, workloads. See docs/sign-in.md; else there are only API keys.",
+    )
     trusted_tenants: tuple[str, ...] = Field(
         default=(),
         description="Tenants whose API keys use the server's vault, agent and MCP servers. Others have none of these.",
@@ -306,10 +356,15 @@ _NO_QUOTA = TenantQuota()
 
 
 def tenant_quota_for(settings: Settings, tenant: str) -> TenantQuota:
-    """Quotas with the exact name of the tenant, else of the first matching pattern, else none."""
+    """Quotas with the exact name of the tenant, else of the first matching pattern, else none.
+
+    Where none names a person, those of the person's tenant apply to each person.
+    """
     quotas = settings.tenant_quotas
-    matches = (each for pattern, each in quotas.items() if fnmatchcase(tenant, pattern))
-    return quotas.get(tenant) or next(matches, _NO_QUOTA)
+    names = dict.fromkeys((tenant, split_space(tenant)[0]))
+    exact = (quotas[name] for name in names if name in quotas)
+    matches = (each for name in names for pattern, each in quotas.items() if fnmatchcase(name, pattern))
+    return next(exact, None) or next(matches, _NO_QUOTA)
 
 
 def upstream_for(settings: Settings, model: str) -> Upstream | None:

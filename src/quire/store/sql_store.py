@@ -11,8 +11,10 @@ from functools import wraps
 
 from cachetools import LRUCache
 
+from quire.access.audit import AuditTrail
 from quire.access.keys import Keys, RateLimits
 from quire.access.spending import Spending
+from quire.access.users import Sessions, Shares, Users
 from quire.db import dialects, migrate
 from quire.db.database import Database, ObservedDatabase, PoolStats, TransactionObserver, TransactionOptions
 from quire.db.notifications import Notifications
@@ -93,6 +95,10 @@ class SqlStore(StorePart):
         self.keys = Keys(base)
         self.spending = Spending(base)
         self.rate_limits = RateLimits(base)
+        self.users = Users(base)
+        self.sessions = Sessions(base)
+        self.shares = Shares(base)
+        self.audit = AuditTrail(base)
         self.leases = TurnLeases(base)
         self.turn_events = TurnEvents(base)
         self.background = BackgroundRequests(base)

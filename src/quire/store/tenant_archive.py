@@ -26,6 +26,7 @@ from quire.db.schema import (
     passages,
     rate_limits,
     request_bodies,
+    sessions,
     spend_reservations,
     terms,
     turn_events,
@@ -37,7 +38,7 @@ ARCHIVE_FORMAT = 1
 ROWS_PER_LINE = 500
 LARGE_ROWS_PER_LINE = 20
 _LARGE_TABLES = (blobs, request_bodies, message_segments)
-_LIVE_TABLES = (background_responses, turn_leases, turn_events, rate_limits, spend_reservations)
+_LIVE_TABLES = (background_responses, turn_leases, turn_events, rate_limits, spend_reservations, sessions)
 _VECTOR_COLUMNS = (passages.c.embedder, passages.c.vector)
 _VECTOR_TERM_PREFIX = "vector:"
 _BYTES_KEY = "base64"

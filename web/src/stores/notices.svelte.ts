@@ -39,9 +39,13 @@ class NoticeStore {
     notice.undo?.();
   }
 
-  /** Shows an error's message, or opens the key dialog on status 401. */
+  /** Shows an error's message, or opens the key dialog on status 401. Where people sign in, the server leads there. */
   showError(error: unknown): void {
     if (isAborted(error)) return;
+    if (error instanceof ApiError && error.code === 'sign_in_required') {
+      location.reload();
+      return;
+    }
     if (error instanceof ApiError && error.status === 401) {
       this.needsKey = true;
       return;

@@ -35,7 +35,7 @@ from quire.log.types import TurnLease
 from quire.model.ids import new_id, now
 from quire.model.json_values import get_object, get_text, is_object
 from quire.proxy.reply_recorder import ResponseClaim
-from quire.server.auth import Caller
+from quire.server.caller import Caller
 from quire.server.gateway.exchange import Exchange
 from quire.server.gateway.response import ResponseWriter
 from quire.server.gateway.response_compaction import find_upstream, recognize_history, respond_or_compact, send_error

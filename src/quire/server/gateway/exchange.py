@@ -30,7 +30,7 @@ from quire.proxy.recognition import (
 )
 from quire.proxy.reply_recorder import MISSING_FROM_LOG, ResponseClaim
 from quire.proxy.response_items import resolve_items, restore_envelope
-from quire.server.auth import Caller
+from quire.server.caller import Caller
 from quire.server.dependencies import engine_for_caller
 from quire.server.gateway.relay import Relay, TurnRecorder
 from quire.server.gateway.response import ResponseWriter

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from quire.errors import InvalidRequest
 from quire.model.policy import MAX_MODEL_NAME_CHARS
-from quire.server.auth import Caller
+from quire.server.caller import Caller
 from quire.server.dependencies import ChatCaller
 from quire.server.gateway.exchange import Exchange
 from quire.server.gateway.model_list import build_google_model, collect_models

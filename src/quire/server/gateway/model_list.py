@@ -8,7 +8,8 @@ from starlette.datastructures import Headers
 
 from quire.errors import InvalidKey, ModelError
 from quire.model.json_values import is_object
-from quire.server.auth import KEY_HEADERS, Caller
+from quire.server.auth import KEY_HEADERS
+from quire.server.caller import Caller
 from quire.server.gateway.upstream import build_upstream_call
 from quire.server.state import ServerState
 from quire.settings.schema import Upstream

@@ -30,8 +30,8 @@ from quire.proxy.response_items import (
     load_request_record,
     to_async,
 )
-from quire.server.auth import Caller
-from quire.server.dependencies import AdminCaller, ChatCaller, ReadCaller, StateDep, engine_for_caller
+from quire.server.caller import Caller
+from quire.server.dependencies import ChatCaller, PurgeCaller, ReadCaller, StateDep, engine_for_caller
 from quire.server.gateway.background import EVENT_STREAM
 from quire.server.gateway.routes import get_gateway_state
 from quire.server.problems import problem_response
@@ -246,7 +246,7 @@ async def update_conversation(
 
 @conversations_router.delete("/{conversation}", summary="Purge a conversation")
 async def delete_conversation(
-    caller: AdminCaller, server_state: StateDep, conversation: ConversationPath
+    caller: PurgeCaller, server_state: StateDep, conversation: ConversationPath
 ) -> dict[str, Any]:
     """Erases the content of the conversation permanently. The key needs the scope for that."""
     store = _get_store(server_state, caller)
@@ -292,7 +292,7 @@ async def get_item(
 
 @conversations_router.delete("/{conversation}/items/{item}", summary="Purge an item of a conversation")
 async def delete_item(
-    caller: AdminCaller, server_state: StateDep, conversation: ConversationPath, item: ItemPath
+    caller: PurgeCaller, server_state: StateDep, conversation: ConversationPath, item: ItemPath
 ) -> dict[str, Any]:
     """Erases the message that the item is part of permanently. The key needs the scope for that."""
     store = _get_store(server_state, caller)

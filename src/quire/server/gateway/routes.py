@@ -19,7 +19,7 @@ from quire.proxy.engine_variants import EngineVariants, RecognizedRequest
 from quire.proxy.known_messages import ClientBody, KnownMessageCache
 from quire.proxy.recognition import HeadCache, HistoryMatch, RequestedConversation, find_continued
 from quire.proxy.reply_recorder import ResponseClaim
-from quire.server.auth import Caller
+from quire.server.caller import Caller
 from quire.server.dependencies import ChatCaller, engine_for_caller
 from quire.server.gateway.background import BackgroundResponses, StoredRequest, respond_or_submit
 from quire.server.gateway.exchange import Exchange

@@ -18,7 +18,8 @@ from quire.errors import AccessDenied, InvalidRequest, ModelError, ModelTimeout,
 from quire.model import Usage
 from quire.model.json_values import filter_objects, get_object, get_text, is_object
 from quire.proxy.known_messages import ClientBody
-from quire.server.auth import Caller, check_model
+from quire.server.auth import check_model
+from quire.server.caller import Caller
 from quire.server.gateway.relay import MAX_RESPONSE_BYTES, UNRECORDED_HEADERS
 from quire.server.gateway.response import ResponseWriter
 from quire.server.gateway.upstream import UpstreamCall, filter_response_headers

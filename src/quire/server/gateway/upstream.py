@@ -12,7 +12,8 @@ from starlette.datastructures import Headers
 
 from quire.access.keys import contains_key
 from quire.errors import InvalidKey, InvalidRequest
-from quire.server.auth import KEY_HEADERS, OWN_KEY_HEADER, Caller
+from quire.server.auth import KEY_HEADERS, OWN_KEY_HEADER
+from quire.server.caller import Caller
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient, UpstreamResponse
 from quire.settings.schema import Upstream

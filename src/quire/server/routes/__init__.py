@@ -12,6 +12,8 @@ from quire.server.routes import (
     requests,
     search,
     settings,
+    sign_in,
+    team,
     transfer,
     turns,
 )
@@ -36,5 +38,7 @@ ROUTERS = (
     insights.backtests_router,
     transfer.router,
     transfer.imports_router,
+    team.router,
+    sign_in.router,
     health.router,
 )

@@ -27,12 +27,12 @@ from quire.server.dependencies import (
     BranchQuery,
     ChatEngine,
     ConversationId,
+    EditEngine,
     EntrySeq,
     ModelQuery,
     ReadCaller,
     ReadEngine,
     StateDep,
-    WriteEngine,
     engine_for_caller,
     load_conversation,
 )
@@ -112,7 +112,7 @@ async def list_items(
 
 @router.post("/items", status_code=201)
 async def add_item(
-    engine: WriteEngine, conversation: ConversationId, body: AddItemBody, branch: BranchQuery = MAIN_BRANCH
+    engine: EditEngine, conversation: ConversationId, body: AddItemBody, branch: BranchQuery = MAIN_BRANCH
 ) -> ContextItemListSchema:
     """Adds a rule, reference or tool of the agent to the session."""
     loaded = await load_conversation(engine, conversation, branch)
@@ -123,7 +123,7 @@ async def add_item(
 
 @router.delete("/items/{type}/{name:path}")
 async def remove_item(
-    engine: WriteEngine,
+    engine: EditEngine,
     conversation: ConversationId,
     type: ItemType,
     name: Annotated[str, Path(min_length=1, max_length=500)],
@@ -138,7 +138,7 @@ async def remove_item(
 
 @router.post("/pins", status_code=201)
 async def pin_message(
-    engine: WriteEngine, conversation: ConversationId, body: AddPinBody, branch: BranchQuery = MAIN_BRANCH
+    engine: EditEngine, conversation: ConversationId, body: AddPinBody, branch: BranchQuery = MAIN_BRANCH
 ) -> PinListSchema:
     """Pins a message: it stays in the request verbatim through every compaction."""
     loaded = await load_conversation(engine, conversation, branch)
@@ -148,7 +148,7 @@ async def pin_message(
 
 @router.delete("/pins/{seq}")
 async def unpin_message(
-    engine: WriteEngine, conversation: ConversationId, seq: EntrySeq, branch: BranchQuery = MAIN_BRANCH
+    engine: EditEngine, conversation: ConversationId, seq: EntrySeq, branch: BranchQuery = MAIN_BRANCH
 ) -> PinListSchema:
     loaded = await load_conversation(engine, conversation, branch)
     await loaded.unpin(seq)
@@ -157,7 +157,7 @@ async def unpin_message(
 
 @router.post("/drops", status_code=201)
 async def drop_message(
-    engine: WriteEngine, conversation: ConversationId, body: AddDropBody, branch: BranchQuery = MAIN_BRANCH
+    engine: EditEngine, conversation: ConversationId, body: AddDropBody, branch: BranchQuery = MAIN_BRANCH
 ) -> DropListSchema:
     """Drops a message from later requests, including an agent's own requests. A stub names it."""
     loaded = await load_conversation(engine, conversation, branch)
@@ -167,7 +167,7 @@ async def drop_message(
 
 @router.delete("/drops/{seq}")
 async def restore_message(
-    engine: WriteEngine,
+    engine: EditEngine,
     conversation: ConversationId,
     seq: EntrySeq,
     branch: BranchQuery = MAIN_BRANCH,
@@ -192,7 +192,7 @@ async def _load_state(conversation: Conversation) -> BranchState:
 
 @router.put("/priorities/{seq}")
 async def set_priority(
-    engine: WriteEngine,
+    engine: EditEngine,
     conversation: ConversationId,
     seq: EntrySeq,
     body: SetPriorityBody,
@@ -251,7 +251,7 @@ async def compact(
 
 @compaction_router.put("")
 async def edit_summary(
-    engine: WriteEngine, conversation: ConversationId, body: EditSummaryBody, branch: BranchQuery = MAIN_BRANCH
+    engine: EditEngine, conversation: ConversationId, body: EditSummaryBody, branch: BranchQuery = MAIN_BRANCH
 ) -> CompactionStatusSchema:
     """Replaces the text of the current summary. Undo restores the previous one."""
     loaded = await load_conversation(engine, conversation, branch)
@@ -261,7 +261,7 @@ async def edit_summary(
 
 @compaction_router.delete("")
 async def undo_compaction(
-    engine: WriteEngine, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
+    engine: EditEngine, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
 ) -> CompactionStatusSchema:
     """Undoes the active compaction: the model sees again what it saw before."""
     loaded = await load_conversation(engine, conversation, branch)
@@ -271,7 +271,7 @@ async def undo_compaction(
 
 @compaction_router.post("/redo")
 async def redo_compaction(
-    engine: WriteEngine, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
+    engine: EditEngine, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
 ) -> CompactionStatusSchema:
     """Makes the compaction that was undone last active again, unless another one was made since."""
     loaded = await load_conversation(engine, conversation, branch)

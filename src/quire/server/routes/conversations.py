@@ -14,7 +14,6 @@ from quire.schemas import JsonModel
 from quire.schemas.entries import EntrySchema, entry_to_schema
 from quire.schemas.records import BranchSchema, ConversationSchema, IntegrityFaultSchema
 from quire.server.dependencies import (
-    AdminEngine,
     AfterSeq,
     BranchQuery,
     ConversationId,
@@ -22,6 +21,7 @@ from quire.server.dependencies import (
     Page,
     PageCursor,
     PageLimit,
+    PurgeEngine,
     ReadEngine,
     WriteEngine,
     decode_cursor,
@@ -151,7 +151,7 @@ async def rename_conversation(
 
 
 @router.delete("/{conversation}", status_code=204)
-async def purge_conversation(engine: AdminEngine, conversation: ConversationId) -> None:
+async def purge_conversation(engine: PurgeEngine, conversation: ConversationId) -> None:
     """Erases every message permanently: from the log, summaries, search, memories and manifests."""
     await engine.store.purge(conversation)
 
@@ -251,7 +251,7 @@ async def get_entry(
 
 @entries_router.delete("/entries/{seq}", status_code=204)
 async def purge_entry(
-    engine: AdminEngine, conversation: ConversationId, seq: EntrySeq, branch: BranchQuery = MAIN_BRANCH
+    engine: PurgeEngine, conversation: ConversationId, seq: EntrySeq, branch: BranchQuery = MAIN_BRANCH
 ) -> None:
     """Erases one message permanently: from the log, summaries, search, memories and manifests."""
     await engine.store.purge(conversation, [seq], branch=branch)

@@ -19,8 +19,8 @@ from quire.model.policy import MAX_MODEL_NAME_CHARS
 from quire.schemas.backtests import BacktestJobListSchema, BacktestJobSchema, BacktestResultSchema
 from quire.schemas.findings import ScanReportSchema
 from quire.schemas.stats import DocumentGraphSchema, StatsSchema
-from quire.server.auth import Caller
-from quire.server.dependencies import ReadCaller, ReadEngine, StateDep, WriteCaller
+from quire.server.caller import Caller
+from quire.server.dependencies import ReadCaller, SearchEngine, StateDep, WriteCaller
 from quire.server.state import ServerState
 from quire.store import SqlStore
 from quire.store.backtests import BacktestRecord
@@ -38,7 +38,7 @@ MAX_INLINE_BATCHES = 4
 
 @router.get("")
 async def read_stats(
-    engine: ReadEngine,
+    engine: SearchEngine,
     by: Annotated[
         list[UsageGrouping] | None, Query(max_length=6, description="Dimensions to group by. Default: all.")
     ] = None,
@@ -62,7 +62,7 @@ async def read_stats(
 
 
 @router.get("/findings")
-async def list_findings(engine: ReadEngine, state: StateDep) -> ScanReportSchema:
+async def list_findings(engine: SearchEngine, state: StateDep) -> ScanReportSchema:
     """Lists what imported sessions cost and wasted, the most expensive first, each with its evidence. Files that their
     program will delete are listed on the server of the user alone."""
     await _count_inline(engine)
@@ -72,7 +72,7 @@ async def list_findings(engine: ReadEngine, state: StateDep) -> ScanReportSchema
 
 @router.get("/references")
 async def read_document_graph(
-    engine: ReadEngine, limit: Annotated[int, Query(ge=1, le=1_000, description="Maximum number of pairs.")] = 100
+    engine: SearchEngine, limit: Annotated[int, Query(ge=1, le=1_000, description="Maximum number of pairs.")] = 100
 ) -> DocumentGraphSchema:
     """Lists pairs of documents that the same conversations use, those with the most conversations first."""
     await _count_inline(engine)

@@ -2,16 +2,19 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Depends, Path, Request, Response
 from pydantic import BaseModel, Field
 
 from quire.access.keys import KEY_SCOPES, MAX_KEY_SPEND_USD, MAX_MODEL_PATTERN_CHARS, MAX_MODEL_PATTERNS, KeyScope
 from quire.schemas.records import CreatedKeySchema, KeySchema, SpendingSchema
-from quire.server.auth import get_key_verifier
-from quire.server.dependencies import AdminCaller, Page, PageCursor, PageLimit, StateDep, decode_cursor, encode_cursor
+from quire.server.auth import get_key_verifier, require_action
+from quire.server.caller import Caller
+from quire.server.dependencies import Page, PageCursor, PageLimit, StateDep, decode_cursor, encode_cursor
 from quire.settings.schema import tenant_quota_for
 
 router = APIRouter(prefix="/api/keys", tags=["keys"])
+
+ListCaller = Annotated[Caller, Depends(require_action("list_keys"))]
 
 KeyId = Annotated[str, Path(pattern="^[0-9a-z]{26}$", description="ID of the key: its public part, after `quire_`.")]
 
@@ -44,7 +47,7 @@ class _KeyPosition(BaseModel):
 
 @router.get("")
 async def list_keys(
-    caller: AdminCaller, server_state: StateDep, limit: PageLimit = 50, cursor: PageCursor = None
+    caller: ListCaller, server_state: StateDep, limit: PageLimit = 50, cursor: PageCursor = None
 ) -> Page[KeySchema]:
     """Lists keys, newest first, including revoked and expired ones."""
     position = decode_cursor(cursor, _KeyPosition)
@@ -57,7 +60,7 @@ async def list_keys(
 
 
 @router.get("/spending")
-async def get_spending(caller: AdminCaller, server_state: StateDep) -> SpendingSchema:
+async def get_spending(caller: ListCaller, server_state: StateDep) -> SpendingSchema:
     """The cost of all calls of the tenant, with and without a key, and its cap."""
     spending = await server_state.store.for_tenant(caller.tenant).spending.sum_by_key()
     cap = tenant_quota_for(server_state.settings, caller.tenant).max_spend
@@ -66,7 +69,10 @@ async def get_spending(caller: AdminCaller, server_state: StateDep) -> SpendingS
 
 @router.post("", status_code=201)
 async def create_key(
-    caller: AdminCaller, server_state: StateDep, body: CreateKeyBody, response: Response
+    caller: Annotated[Caller, Depends(require_action("create_key"))],
+    server_state: StateDep,
+    body: CreateKeyBody,
+    response: Response,
 ) -> CreatedKeySchema:
     """Creates a key for the caller's tenant, with at most the scopes, models, rate and time of the caller's own key.
 
@@ -80,14 +86,20 @@ async def create_key(
         requests_per_minute=body.requests_per_minute,
         max_spend=body.max_spend,
         models=body.models,
-        created_by=caller.key_id,
+        # A person who signed in is no key, and has no limits to pass on.
+        created_by=caller.key_id if caller.user is None else None,
     )
     response.headers["Cache-Control"] = "no-store"
     return CreatedKeySchema.from_secret(created, text)
 
 
 @router.delete("/{key}", status_code=204)
-async def revoke_key(request: Request, caller: AdminCaller, server_state: StateDep, key: KeyId) -> None:
+async def revoke_key(
+    request: Request,
+    caller: Annotated[Caller, Depends(require_action("revoke_key"))],
+    server_state: StateDep,
+    key: KeyId,
+) -> None:
     """Revokes a key and all keys that were created with it: on this node at once, on other nodes within ten seconds."""
     await server_state.store.for_tenant(caller.tenant).keys.revoke(key)
     get_key_verifier(request.app).evict(key)

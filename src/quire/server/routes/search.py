@@ -10,7 +10,7 @@ from quire.index.types import SearchHit
 from quire.model import Role
 from quire.schemas import JsonModel
 from quire.schemas.search import MessageHitSchema
-from quire.server.dependencies import ReadEngine
+from quire.server.dependencies import SearchEngine
 from quire.server.sized_responses import respond_sized
 
 router = APIRouter(prefix="/api/search", tags=["search"])
@@ -94,7 +94,7 @@ def read_message_filter(
 
 @router.get("")
 async def search(
-    engine: ReadEngine,
+    engine: SearchEngine,
     query: Annotated[str, Query(min_length=1, max_length=MAX_QUERY_CHARS, description="Search words.")],
     where: Annotated[MessageFilter, Depends(read_message_filter)],
     order: Annotated[

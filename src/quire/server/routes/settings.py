@@ -5,16 +5,18 @@ The database and the upstreams are configured where the server is started, and a
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field, ValidationError
 
 from quire.engine import Conversation
 from quire.errors import AccessDenied, InvalidConfiguration
 from quire.log import MAIN_BRANCH
 from quire.schemas.context import CompactionPlanSchema, ContextUsageSchema
-from quire.server.dependencies import AdminCaller, ReadCaller, ReadEngine, StateDep, load_conversation
+from quire.server.auth import require_action
+from quire.server.caller import Caller
+from quire.server.dependencies import ReadCaller, ReadEngine, StateDep, load_conversation
 from quire.settings import Settings
 
 router = APIRouter(prefix="/api/settings", tags=["settings"])
@@ -113,7 +115,11 @@ async def _measure_effect(conversation: Conversation) -> SettingsEffectSchema:
 
 
 @router.patch("")
-async def change_settings(caller: AdminCaller, server_state: StateDep, body: ChangeSettingsBody) -> SettingsSchema:
+async def change_settings(
+    caller: Annotated[Caller, Depends(require_action("change_settings"))],
+    server_state: StateDep,
+    body: ChangeSettingsBody,
+) -> SettingsSchema:
     """Changes settings from the next request on. Only on a local server with one user."""
     if not server_state.is_local:
         raise AccessDenied("A shared server's settings cannot be changed over the API; change them where it starts.")

@@ -24,8 +24,8 @@ from quire.schemas.records import ConversationSchema
 from quire.server.dependencies import (
     BranchQuery,
     ConversationId,
+    ExportEngine,
     ReadCaller,
-    ReadEngine,
     StateDep,
     WriteEngine,
     load_conversation,
@@ -62,7 +62,7 @@ class TranscriptResponse(ClosingStreamingResponse):
     response_model=ExportLineSchema,
     responses=ndjson_responses("ExportLineSchema"),
 )
-async def export_conversation(engine: ReadEngine, conversation: ConversationId) -> NdjsonResponse:
+async def export_conversation(engine: ExportEngine, conversation: ConversationId) -> NdjsonResponse:
     """Exports a conversation, one object a line. An export without a last line with `line` = `end` is incomplete."""
     await load_conversation(engine, conversation)
     disposition = f"attachment; filename*=UTF-8''{quote(conversation, safe='')}.jsonl"
@@ -77,7 +77,7 @@ async def export_conversation(engine: ReadEngine, conversation: ConversationId) 
     responses={200: {"content": {TranscriptResponse.media_type: {"schema": {"type": "string"}}}}},
 )
 async def export_transcript(
-    engine: ReadEngine, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
+    engine: ExportEngine, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
 ) -> TranscriptResponse:
     """Exports a branch as Markdown to read or share: secrets of known formats are masked, and thinking and attachments
     are left out. It cannot be imported."""

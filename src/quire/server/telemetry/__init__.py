@@ -23,7 +23,8 @@ from quire.errors import ModelError, QuireError
 from quire.llm import Model
 from quire.model import Usage
 from quire.model.events import TurnEnded, TurnEvent, TurnFailed
-from quire.server.auth import CALLER_SCOPE_KEY, Caller
+from quire.server.auth import CALLER_SCOPE_KEY
+from quire.server.caller import Caller
 from quire.server.problems import error_to_response
 from quire.server.state import ServerState
 from quire.server.telemetry.logs import log_server_event
