@@ -2,7 +2,11 @@
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +74,17 @@ def test_base_images_have_an_exact_tag():
     assert [
         image for image in images if not re.search(r":[^:@]*\d+(?:\.\d+)+[^:@]*(?:@sha256:[0-9a-f]{64})?$", image)
     ] == []
+
+
+def test_the_formula_names_the_files_of_the_release_by_their_digests(tmp_path: Path):
+    wheel = tmp_path / "quire_core-1.2.3-py3-none-any.whl"
+    wheel.write_bytes(b"wheel")
+    command = [sys.executable, str(ROOT / "tools" / "homebrew_formula.py"), "someone", "1.2.3", str(wheel)]
+    formula = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    release = "https://github.com/someone/quire/releases/download/v1.2.3"
+    assert re.findall(r'url "(.+?)"', formula) == [f"{release}/{wheel.name}", f"{release}/constraints.txt"]
+    files = (wheel, ROOT / "constraints.txt")
+    assert re.findall(r'sha256 "(.+?)"', formula) == [sha256(each.read_bytes()).hexdigest() for each in files]
+    assert f"./{wheel.name}[standard]" in formula
+    if ruby := shutil.which("ruby"):
+        subprocess.run([ruby, "-c"], input=formula, check=True, text=True)

@@ -12,8 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.agent_homes import PLANTED_KINDS, ClaudeSession, plant, write_clean_session, write_codex_session
+from infra.recorded_files import copy_recorded
 from infra.sizes import IS_FULL_SIZE
 from quire.cli.app import app
+from quire.concurrency import worker_threads
 
 PLANTED_OF_A_KIND = 6
 CLEAN_SESSIONS = 1_000 if IS_FULL_SIZE else 60
@@ -145,3 +147,39 @@ def test_the_html_file_is_complete_and_shows_hostile_text_as_text(agent_home: Pa
     assert "<b>app" not in page
     assert not re.search(r"(?:src|href|url)\s*[=(]", page)
     assert "\x1b" not in page
+
+
+def test_a_session_that_gemini_cli_deletes_at_its_next_start_is_named(agent_home: Path):
+    # Recorded after `gemini --resume`: two files whose names have the same end.
+    copy_recorded("gemini", agent_home / ".gemini" / "tmp")
+    [finding] = [each for each in scan()["findings"] if each["kind"] == "expiring"]
+    assert finding["title"].startswith(
+        "Gemini CLI will delete 3 transcripts within a week, the first at the next start"
+    )
+    assert all("(the session was resumed)" in each["text"] for each in finding["evidence"])
+    # The session was imported, so that the command shows it, and its cost counts once.
+    shown = run(*shlex.split(finding["command"])[1:])
+    assert "Delegate." in shown
+    assert "(Greet.)" in shown.splitlines()[0]  # The title is a prompt, not the context that the program adds.
+    assert len([each for each in finding["evidence"] if each["cost_usd"]]) == 1
+
+
+def test_days_are_not_expensive_because_all_are_from_then_on(agent_home: Path):
+    # 40 days with one session each, and since then 15 with many.
+    for age in range(16, 56):
+        write_codex_session(agent_home / ".codex" / "sessions", age, messages=20, age_days=age)
+    for age in range(1, 16):
+        session = ClaudeSession(age, project="/home/dev/app", started_at=time.time() - age * 86_400)
+        session.model = "claude-opus-4-1"
+        session.work(300)
+        session.save(agent_home / ".claude" / "projects")
+    assert not any(each["kind"] == "expensive_day" for each in scan()["findings"])
+
+
+def test_a_busy_machine_may_read_for_as_long_as_it_takes(agent_home: Path, monkeypatch: pytest.MonkeyPatch):
+    # A server stops long work after this time; with none of it, it would stop at once.
+    monkeypatch.setattr(worker_threads, "MAX_WORK_SECONDS", 0.0)
+    for number in range(10):
+        write_clean_session(agent_home / ".claude" / "projects", number, messages=40)
+    assert scan()["conversations"] == 10
+    run("import", "claude-code")

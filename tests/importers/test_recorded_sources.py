@@ -19,26 +19,14 @@ from typing import Any
 import pytest
 
 from importers.source_counts import COUNTERS, SourceCounts, add_up
-from importers.transcript_files import DATA, copy_transcripts, dump_store, import_path, set_age
+from importers.transcript_files import copy_transcripts, dump_store, import_path
 from infra.export_samples import load_llm_log
+from infra.recorded_files import RECORDED, copy_recorded, set_age
 from quire.importers.base import SourceConversation
 from quire.importers.registry import SOURCES
 from quire.model import Compaction, Usage
 from quire.model.entry_metadata import sum_usage
 from quire.store import SqlStore
-
-RECORDED = DATA / "recorded"
-
-
-def copy_recorded(source: str, target: Path) -> Path:
-    """A copy of the files of a program, as old as if it had ended an hour ago; databases are stored as SQL."""
-    shutil.copytree(RECORDED / source, target)
-    for dump in target.rglob("*.sql"):
-        with closing(sqlite3.connect(dump.with_suffix(""))) as connection:
-            connection.executescript(dump.read_text())
-        dump.unlink()
-    set_age(target, 3_600)
-    return target
 
 
 def cut_files(folder: Path) -> None:

@@ -36,12 +36,6 @@ def write_lines(path: Path, lines: Iterable[JsonLine], *, age_seconds: float = 3
     return path
 
 
-def set_age(folder: Path, seconds: float) -> None:
-    """Makes all files of a folder as old as if they had been written that long ago."""
-    for path in folder.rglob("*"):
-        os.utime(path, (time.time() - seconds, time.time() - seconds))
-
-
 def read_lines(path: Path) -> list[JsonLine]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 

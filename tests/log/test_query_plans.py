@@ -15,7 +15,9 @@ from psycopg.sql import Literal
 
 from quire.index.types import IndexedDocument, Passage, SegmentData, SegmentUpdate, VaultDocument
 from quire.log import ConversationOrigin, MessageKey
-from quire.model import Compaction, Message, Span, iter_paths
+from quire.log.imports import ImportBatch, ImportItem
+from quire.log.types import ConversationRecord
+from quire.model import Compaction, EntryMetadata, Message, Span, Usage, iter_paths
 from quire.search.tokenizer import count_terms
 from quire.store import SqlStore
 
@@ -346,3 +348,17 @@ async def test_several_messages_are_looked_up_one_by_one_on_sqlite(
     lookups = [step for steps in sqlite_plans for step in steps if "quire_entries" in step]
     assert len(lookups) == 3
     assert all(step.endswith("(tenant=? AND conversation=? AND branch=? AND seq=?)") for step in lookups), lookups
+
+
+async def test_an_import_reads_no_more_of_the_ledger_than_its_own_items_on_sqlite(
+    sqlite_plans: list[list[str]], filled_store: SqlStore
+) -> None:
+    # A fork repeats a reply of another session, so that its usage is looked up.
+    usage = EntryMetadata(usage=Usage(model="m", input_tokens=5, output_tokens=1)).canonical_json()
+    reply = ImportItem("reply-a", None, Message.assistant("Yes.").canonical_json(), "assistant", 1, b"1", usage)
+    for name in ("session", "fork"):
+        sqlite_plans.clear()
+        await filled_store.imports.append([ImportBatch(ConversationRecord(name, "", 1, 1), [reply], {})])
+        steps = [step for steps in sqlite_plans for step in steps if "quire_imports" in step]
+        assert steps
+        assert not [step for step in steps if step.endswith("(tenant=?)")], steps

@@ -78,7 +78,9 @@ def _draw_days(days: Sequence[tuple[str, float]]) -> Iterator[str]:
         )
     yield f'<text x="0" y="{DAYS_HEIGHT + 18}">{days[0][0]}</text>'
     yield f'<text x="{DAYS_WIDTH}" y="{DAYS_HEIGHT + 18}" text-anchor="end">{days[-1][0]}</text>'
-    yield f'<text x="{DAYS_WIDTH}" y="12" text-anchor="end">at most ${highest:,.2f} a day</text></svg>'
+    # Between the dates: above the bars, it would be on top of the highest.
+    yield f'<text x="{DAYS_WIDTH / 2}" y="{DAYS_HEIGHT + 18}" text-anchor="middle">'
+    yield f"at most ${highest:,.2f} a day</text></svg>"
 
 
 def _draw_groups(title: str, groups: Sequence[UsageGroupSchema]) -> Iterator[str]:

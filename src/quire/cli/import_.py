@@ -107,7 +107,7 @@ def command(
     start = parse_time(since) if since is not None else None
     if since is not None and start is None:
         raise InvalidRequest(f"{since!r} is no time; write it like 2026-01-31 or 2026-01-31T18:00.")
-    options = ImportOptions(start, project, dry_run=dry_run, processes=os.cpu_count() or 1)
+    options = ImportOptions(start, project, dry_run=dry_run, processes=os.cpu_count() or 1, has_deadline=False)
     if chosen.is_experimental:
         print_note(f"{chosen.title} is experimental: its format is known from descriptions, not from its own files.")
     # Quire computes the cost from tokens.

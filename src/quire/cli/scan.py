@@ -72,7 +72,7 @@ async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = 
 
     enable_garbage_collection()
     found = find_sources(os.environ)
-    options = ImportOptions(processes=os.cpu_count() or 1, indexes=False)
+    options = ImportOptions(processes=os.cpu_count() or 1, indexes=False, has_deadline=False)
     async with open_engine_from_settings(overrides) as engine:
         changed = select_changed(found, await engine.store.imports.list_files())
         database = resolve_database_url(load_cli_settings(overrides).settings).removeprefix("sqlite:///")
@@ -112,7 +112,9 @@ def format_plan(found: "Sequence[FoundSource]", changed: "Sequence[FoundSource]"
 
 
 def _format_size(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{max(0.1, size / 1e6):.1f} MB"
+    if size < 1e6:
+        return f"{max(1, round(size / 1e3))} kB"
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
 def _print_first(document: "ScanReportSchema", files: int, total: int) -> None:

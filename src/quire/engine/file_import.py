@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quire.concurrency.processes import get_spawn_context
-from quire.concurrency.worker_threads import run_sized
+from quire.concurrency.worker_threads import run_in_worker, run_sized
 from quire.db.dialects import sanitize_text
 from quire.engine.message_index import schedule_indexing
 from quire.engine.recorded_session import RecordedSession
@@ -53,6 +53,8 @@ class ImportOptions(NamedTuple):
     """Processes that read files, where there is much to read."""
     indexes: bool = True
     """Whether to index what is new in the background; else a search or a server does it later."""
+    has_deadline: bool = True
+    """Whether a batch must be read within `MAX_WORK_SECONDS`, as in a server, whose other users wait for it."""
 
 
 def make_conversation_id(source: str, source_id: str) -> str:
@@ -287,11 +289,17 @@ async def import_files(
     report = ImportReport(total_files=len(files))
     writer = _BatchWriter(engine.store, source.name, options, report)
     batches = read_in_processes(source, files, options)
-    reading = asyncio.ensure_future(run_sized(MAX_BATCH_BYTES, next, batches, None))
+
+    def read_next() -> "asyncio.Future[ReadBatch | None]":
+        if options.has_deadline:
+            return asyncio.ensure_future(run_sized(MAX_BATCH_BYTES, next, batches, None))
+        return asyncio.ensure_future(run_in_worker(next, batches, None))
+
+    reading = read_next()
     try:
         while (batch := await reading) is not None:
             # The next batch is read while this one is written.
-            reading = asyncio.ensure_future(run_sized(MAX_BATCH_BYTES, next, batches, None))
+            reading = read_next()
             if await writer.write(batch) and options.indexes:
                 schedule_indexing(engine)
             if on_progress is not None:

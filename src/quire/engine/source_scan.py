@@ -124,19 +124,18 @@ async def import_sources(
 
 def find_expiring(found: Sequence[FoundSource]) -> Iterator[ExpiringFile]:
     """Files that their programs will delete within a week."""
-    latest = time.time() + EXPIRY_WARNING_SECONDS
+    now = time.time()
     for each in found:
-        for path in each.paths:
-            below = [file.path for file in each.files if file.path.is_relative_to(path)]
-            for deletion in find_deletions(each.source.name, path, below):
-                if deletion.at <= latest:
-                    yield ExpiringFile(
-                        each.source.name,
-                        each.source.title,
-                        str(deletion.path),
-                        int(max(deletion.at, time.time()) * 1_000_000),
-                        deletion.reason,
-                    )
+        for root in each.paths:
+            files = {
+                file.path: file.modified_ns / 1e9
+                for file in each.files
+                if len(each.paths) == 1 or file.path.is_relative_to(root)
+            }
+            for path, session, at, reason in find_deletions(each.source.name, root, files):
+                if at <= now + EXPIRY_WARNING_SECONDS:
+                    deleted_at = int(at * 1_000_000) if at > now else None
+                    yield ExpiringFile(each.source.name, each.source.title, session, str(path), deleted_at, reason)
 
 
 async def read_findings(store: SqlStore, found: Sequence[FoundSource] = ()) -> FindingsReport:

@@ -33,6 +33,8 @@ MAX_EVIDENCE = 100
 """Pieces of evidence that a finding lists, the largest first; more are counted."""
 MIN_ACTIVE_DAYS, EXPENSIVE_DAY_FACTOR, MIN_EXPENSIVE_DAY_USD = 5, 3, 5.0
 """A day is expensive from this cost and multiple of the median on, where that many days have a cost."""
+NEIGHBOUR_DAYS, MIN_NEIGHBOUR_DAYS = 14, 7
+"""Days with a cost before and after a day whose medians it is compared with; fewer than the minimum have no median."""
 MIN_SUB_AGENT_SHARE, MIN_SUB_AGENT_USD = 0.25, 0.1
 """Share of a session's cost, and the cost, from which its sub-agents are evidence."""
 SHOWN_ENTRIES = 3
@@ -70,9 +72,11 @@ class ExpiringFile(NamedTuple):
 
     source: str
     source_title: str
+    session: str
+    """Id of its session, or the beginning of it."""
     path: str
-    deleted_at: int
-    """Microseconds since 1970."""
+    deleted_at: int | None
+    """Microseconds since 1970; None if the program deletes it at its next start."""
     reason: str
 
 
@@ -107,7 +111,7 @@ _WORDINGS: dict[ObservationKind, _Wording] = {
     "cache_share": _Wording(
         "The cache served little of {sessions}: {tokens} at the full price, {cost} more than from the cache.",
         "Look for a timestamp or a changing tool list at the start of the prompt.",
-        "{text}, {count:,} requests",
+        "{text}, {requests}",
     ),
     "said_again": _Wording(
         "After a compaction, you had to say {n} again that its summary had lost, in {sessions}.",
@@ -118,13 +122,13 @@ _WORDINGS: dict[ObservationKind, _Wording] = {
     "unused_result": _Wording(
         "{n} of tools filled the window and no reply used them: {tokens}, carried through later requests for {cost}.",
         "Ask for less output: a range, a filter, the first lines.",
-        "{text}: {tokens} in {count:,} requests",
+        "{text}: {tokens} in {requests}",
         is_entry=True,
     ),
     "fixed_prompt": _Wording(
         "{sessions} began with over {smallest} of instructions and tool definitions before your first word: {cost}.",
         "Turn off MCP servers and tools that these projects do not use.",
-        "{tokens} in each of {count:,} requests, {text}",
+        "{tokens} in each of {requests}, {text}",
     ),
     "repeated_read": _Wording(
         "The same file was read again and again, unchanged: {n} in {sessions}, {tokens} more, {cost}.",
@@ -189,7 +193,12 @@ def _sum_up_observations(observed: Iterable[ObservedConversation]) -> Iterable[F
         tokens, cost = sum(each.tokens for _, each in items), sum(each.cost_usd for _, each in items)
         evidence = tuple(
             Evidence(
-                wording.evidence.format(text=each.text, count=each.times, tokens=format_tokens(each.tokens)),
+                wording.evidence.format(
+                    text=each.text,
+                    count=each.times,
+                    requests=_count(each.times, "request"),
+                    tokens=format_tokens(each.tokens),
+                ),
                 conversation.project or "",
                 conversation.conversation,
                 each.tokens,
@@ -220,20 +229,24 @@ def _format_show(conversation: str, position: str) -> str:
 
 
 def _find_expensive_days(days: Sequence[UsageGroup]) -> Iterable[Finding]:
-    costs = {day.day or 0: day.counts for day in days if day.counts.cost_nanos}
-    if len(costs) < MIN_ACTIVE_DAYS:
+    active = sorted((day.day or 0, day.counts.cost_nanos / NANOS_PER_DOLLAR, day.counts) for day in days)
+    active = [each for each in active if each[1]]
+    if len(active) < MIN_ACTIVE_DAYS:
         return
-    usual = median(counts.cost_nanos for counts in costs.values()) / NANOS_PER_DOLLAR
-    limit = max(EXPENSIVE_DAY_FACTOR * usual, MIN_EXPENSIVE_DAY_USD)
-    expensive = sorted(
-        ((counts.cost_nanos / NANOS_PER_DOLLAR, day, counts) for day, counts in costs.items()), reverse=True
-    )
-    expensive = [each for each in expensive if each[0] >= limit]
+    costs = [cost for _, cost, _ in active]
+    expensive: list[tuple[float, int, UsageCounts]] = []
+    for index, (day, cost, counts) in enumerate(active):
+        # Days that cost more because from then on all do are no exception.
+        around = costs[max(0, index - NEIGHBOUR_DAYS) : index], costs[index + 1 : index + 1 + NEIGHBOUR_DAYS]
+        usual = max((median(part) for part in around if len(part) >= MIN_NEIGHBOUR_DAYS), default=median(costs))
+        if cost >= max(EXPENSIVE_DAY_FACTOR * usual, MIN_EXPENSIVE_DAY_USD):
+            expensive.append((cost, day, counts))
+    expensive.sort(reverse=True)
     if not expensive:
         return
     evidence = tuple(
         Evidence(
-            f"{format_day(day)}: {format_dollars(cost)} in {counts.requests:,} requests",
+            f"{format_day(day)}: {format_dollars(cost)} in {_count(counts.requests, 'request')}",
             "",
             None,
             counts.input_tokens + counts.output_tokens,
@@ -245,7 +258,7 @@ def _find_expensive_days(days: Sequence[UsageGroup]) -> Iterable[Finding]:
     total = sum(each[0] for each in expensive)
     title = (
         f"{_count(len(expensive), 'day')} cost {format_dollars(total)}, "
-        f"where the usual day costs {format_dollars(usual)}."
+        f"where the usual day costs {format_dollars(median(costs))}."
     )
     advice = "`quire config set daily_budget 10` warns in the status line, and stops if `daily_budget_stops` is set."
     tokens = sum(each.tokens for each in evidence)
@@ -285,36 +298,35 @@ def _find_sub_agent_costs(costs: Sequence[ConversationCost]) -> tuple[list[Findi
 def _find_expiring(files: Sequence[ExpiringFile], costs: Sequence[ConversationCost]) -> Iterable[Finding]:
     if not files:
         return
-    by_session = {each.session: each for each in costs if each.session and not each.is_sub_agent}
+    lengths = {len(file.session) for file in files}
+    sessions = {
+        (each.client, each.session[:length]): each for each in costs if not each.is_sub_agent for length in lengths
+    }
     evidence: list[Evidence] = []
-    for file in sorted(files, key=lambda each: (each.deleted_at, each.path)):
-        name = file.path.replace("\\", "/").rpartition("/")[2]
-        session = by_session.get(name.partition(".")[0])
-        command = (
-            f"quire conversation show {session.conversation}"
-            if session is not None
-            else f"quire import {file.source} --dry-run"
-        )
-        evidence.append(
-            Evidence(
-                f"{format_day(file.deleted_at // DAY_MICROSECONDS)}: {file.path} ({file.reason})",
-                session.project if session is not None else "",
-                session.conversation if session is not None else None,
-                0,
-                session.cost_nanos / NANOS_PER_DOLLAR if session is not None else 0.0,
-                command,
-            )
-        )
+    priced: set[str] = set()
+    for file in sorted(files, key=lambda each: (each.deleted_at or 0, each.path)):
+        when = format_day(file.deleted_at // DAY_MICROSECONDS) if file.deleted_at else "at the next start"
+        text, command, cost = f"{when}: {file.path} ({file.reason})", f"quire import {file.source} --dry-run", 0.0
+        session = sessions.get((file.source, file.session))
+        if session is not None:
+            command = f"quire conversation show {session.conversation}"
+            # Several files may belong to one session.
+            if session.conversation not in priced:
+                cost = session.cost_nanos / NANOS_PER_DOLLAR
+            priced.add(session.conversation)
+        project, conversation = (session.project, session.conversation) if session is not None else ("", None)
+        evidence.append(Evidence(text, project, conversation, 0, cost, command))
     programs = ", ".join(sorted({file.source_title for file in files}))
-    cost = sum(each.cost_usd for each in evidence)
-    first = format_day(min(file.deleted_at for file in files) // DAY_MICROSECONDS)
+    total = sum(each.cost_usd for each in evidence)
+    first = min(file.deleted_at or 0 for file in files)
+    when = f"on {format_day(first // DAY_MICROSECONDS)}" if first else "at the next start"
     title = (
-        f"{programs} will delete {_count(len(files), 'transcript')} within a week, the first on {first}"
-        f"{f'; they cost {format_dollars(cost)}' if cost else ''}."
+        f"{programs} will delete {_count(len(files), 'transcript')} within a week, the first {when}"
+        f"{f'; they cost {format_dollars(total)}' if total else ''}."
     )
     advice = "They are in Quire now. `quire service install` imports new ones as they are written."
     yield Finding(
-        "expiring", title, advice, cost, 0, tuple(evidence[:MAX_EVIDENCE]), len(evidence), evidence[0].command
+        "expiring", title, advice, total, 0, tuple(evidence[:MAX_EVIDENCE]), len(evidence), evidence[0].command
     )
 
 

@@ -61,7 +61,7 @@ class GeminiCliSource(StoredSource):
         yield SourceConversation(
             id=f"{parent}/{session}" if is_sub_agent else session,
             messages=history.read_messages(self.name),
-            title=read_title(history.fields.get("summary")),
+            title=read_title(history.fields.get("summary") or history.first_prompt),
             origin=ConversationOrigin(
                 client=self.name,
                 session=parent or session,
@@ -107,6 +107,12 @@ class _SessionHistory:
             record.get("type") == "gemini" or not _get_text(record).startswith(_CONTEXT_START)
             for record in self._records.values()
         )
+
+    @property
+    def first_prompt(self) -> str:
+        """What the user said first, after the context."""
+        texts = (_get_text(record) for record in self._records.values() if record.get("type") == "user")
+        return next((text for text in texts if text and not text.startswith(_CONTEXT_START)), "")
 
     def _apply(self, line: dict[str, Any], number: int) -> None:
         match line:

@@ -1,6 +1,7 @@
 """When programs delete their own transcripts, by what they say themselves."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,50 +11,54 @@ from quire.model.json_values import get_object, is_object
 DEFAULT_DAYS = 30
 MAX_SETTINGS_BYTES = 1_000_000
 _DAY_SECONDS = 86_400
+_ENDING_CHARS = 8
+"""Characters of a session's id at the end of the names of its files."""
 
 
 class Deletion(NamedTuple):
     path: Path
+    session: str
+    """Id of the session in the program, or the beginning of it."""
     at: float
     """Seconds since 1970; in the past if the program deletes it at its next start."""
     reason: str
 
 
-def find_deletions(source: str, root: Path, files: Sequence[Path]) -> Iterator[Deletion]:
-    """The files of a source below `root` that its program will delete, with the time; none if it deletes nothing."""
+def find_deletions(source: str, root: Path, files: Mapping[Path, float]) -> Iterator[Deletion]:
+    """The files of a source below `root` that its program will delete, with the time; none if it deletes nothing.
+
+    `files` has the time of each one's last change.
+    """
     if (find := _PROGRAMS.get(source)) is not None:
         yield from find(root, files)
 
 
-def _find_claude_code(root: Path, files: Sequence[Path]) -> Iterator[Deletion]:
+def _find_claude_code(root: Path, files: Mapping[Path, float]) -> Iterator[Deletion]:
     # `root` is `projects`, next to the settings.
     days = _read_settings(root.parent / "settings.json").get("cleanupPeriodDays", DEFAULT_DAYS)
     if isinstance(days, int) and days > 0:
-        yield from _find_older(files, days, f"cleanupPeriodDays is {days}")
+        # A sub-agent's file is two folders below that of its session.
+        for file, changed_at in files.items():
+            session = file.parents[1].name if file.parent.name == "subagents" else file.stem
+            yield Deletion(file, session, changed_at + days * _DAY_SECONDS, f"cleanupPeriodDays is {days}")
 
 
-def _find_gemini(root: Path, files: Sequence[Path]) -> Iterator[Deletion]:
+def _find_gemini(root: Path, files: Mapping[Path, float]) -> Iterator[Deletion]:
     folder = root if root.name == ".gemini" else root.parent
     retention = get_object(get_object(_read_settings(folder / "settings.json"), "general"), "sessionRetention")
     if retention.get("enabled") is False:
         return
     # Resuming a session makes a second, empty file with the same end of the name. The next start takes that for a
     # damaged one, and deletes every file of the session.
-    by_ending: dict[str, list[Path]] = {}
-    for file in files:
-        by_ending.setdefault(file.stem.rpartition("-")[2], []).append(file)
-    resumed = {file for same in by_ending.values() if len(same) > 1 for file in same}
-    for file in resumed:
-        yield Deletion(file, 0.0, "it was resumed; Gemini CLI deletes it at its next start")
-    yield from _find_older([file for file in files if file not in resumed], DEFAULT_DAYS, "sessionRetention is 30 days")
-
-
-def _find_older(files: Sequence[Path], days: int, reason: str) -> Iterator[Deletion]:
-    for file in files:
-        try:
-            yield Deletion(file, file.stat().st_mtime + days * _DAY_SECONDS, reason)
-        except OSError:
-            continue
+    endings = {file: file.stem.rpartition("-")[2] for file in files if file.name.startswith("session-")}
+    counts = Counter(endings.values())
+    for file, changed_at in files.items():
+        # The files of its sub-agents are in a folder that has the id of the session.
+        session = endings.get(file) or file.parent.name
+        if counts[session[:_ENDING_CHARS]] > 1:
+            yield Deletion(file, session, 0.0, "the session was resumed")
+        else:
+            yield Deletion(file, session, changed_at + DEFAULT_DAYS * _DAY_SECONDS, "sessionRetention is 30 days")
 
 
 def _read_settings(path: Path) -> dict[str, object]:
@@ -65,7 +70,7 @@ def _read_settings(path: Path) -> dict[str, object]:
     return value if is_object(value) else {}
 
 
-_PROGRAMS: dict[str, Callable[[Path, Sequence[Path]], Iterator[Deletion]]] = {
+_PROGRAMS: dict[str, Callable[[Path, Mapping[Path, float]], Iterator[Deletion]]] = {
     "claude-code": _find_claude_code,
     "gemini": _find_gemini,
 }

@@ -189,6 +189,9 @@ _NO_USAGE = '"input_tokens":0,"output_tokens":0,'
 def _find_billed(connection: Connection, tenant: str, batches: Sequence[ImportBatch]) -> dict[tuple[str, bytes], str]:
     """Replies that were imported before, and the conversation of each."""
     ids = sorted({item.id for batch in batches for item in batch.items if _is_billed(item)})
+    # An index has these three columns. With more of them, SQLite reads all rows of the tenant instead, for each batch.
+    by_id = select(imports.c.item, imports.c.digest, imports.c.conversation).where(imports.c.tenant == tenant)
+    known = {tuple(row) for part in _split(ids) for row in connection.execute(by_id.where(imports.c.item.in_(part)))}
     query = (
         select(imports.c.item, imports.c.digest, imports.c.conversation, entries.c.notes)
         .join(
@@ -198,9 +201,10 @@ def _find_billed(connection: Connection, tenant: str, batches: Sequence[ImportBa
             & (entries.c.branch == imports.c.branch)
             & (entries.c.seq == imports.c.seq),
         )
-        .where(imports.c.tenant == tenant)
+        .where(imports.c.tenant == tenant, imports.c.item.in_(sorted({item for item, _, _ in known})))
     )
-    rows = (row for part in _split(ids) for row in connection.execute(query.where(imports.c.item.in_(part))))
+    conversation_ids = sorted({conversation for _, _, conversation in known})
+    rows = (row for each in conversation_ids for row in connection.execute(query.where(imports.c.conversation == each)))
     return {
         (item, digest): conversation
         for item, digest, conversation, notes in rows

@@ -8,7 +8,7 @@ nano-dollars), so that subtracting a contribution restores the totals exactly.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import combinations
 from math import isfinite
@@ -17,11 +17,11 @@ from typing import Literal, NamedTuple, cast
 from quire.db.dialects import sanitize_text
 from quire.model import Compaction, Entry, Manifest, Message, ToolCallPart
 from quire.model.entry_bodies import IMPORTED_STRATEGY
-from quire.model.entry_metadata import EntryMetadata, Usage
+from quire.model.entry_metadata import EntryMetadata
 from quire.model.messages import PURGED_TEXT
 from quire.view.call_prices import UNKNOWN_COST, Cost
 from quire.view.model_specs import UNKNOWN_MODEL, is_local_model, model_spec_for
-from quire.wire.billed_calls import list_billed_calls
+from quire.wire.billed_calls import BilledCall, list_billed_calls
 
 Dimension = Literal["all", "model", "project", "source", "slot", "tool", "document", "rule", "reference"]
 """What usage is grouped by. `all` has one row a day, with an empty name."""
@@ -128,9 +128,16 @@ class Contribution:
     @property
     def counts(self) -> dict[UsageKey, UsageCounts]:
         """The counts other than zero, by key."""
+        sums: defaultdict[UsageKey, Counter[str]] = defaultdict(Counter)
+        for key, counter in self._counts.items():
+            # Every call has a model, so that the other sums are added up from those of the models.
+            if key.dimension == "model":
+                sums[UsageKey("all", key.day, "")].update(counter)
+                sums[UsageKey("project", key.day, self._project)].update(counter)
+                sums[UsageKey("source", key.day, self._source)].update(counter)
         return {
             key: UsageCounts(**cast("dict[str, int]", counter))
-            for key, counter in self._counts.items()
+            for key, counter in (*self._counts.items(), *sums.items())
             if any(counter.values())
         }
 
@@ -147,8 +154,9 @@ class Contribution:
             freed = _clamp(compaction.tokens_before - compaction.tokens_after)
             counts = Counter(compactions=1, compacted_tokens=freed)
             if compaction.usage is not None:
-                cost = _read_cost(compaction, (compaction.usage.model, compaction.model), entry.created_at)
-                counts += self._count_call(entry, day, compaction.model or "", compaction.usage, cost, question)
+                calls = list_billed_calls(compaction.usage)
+                cost = _read_cost(compaction, calls, (compaction.usage.model, compaction.model), entry.created_at)
+                counts += self._count_call(entry, day, compaction.model or "", calls, cost, question)
                 if compaction.strategy == IMPORTED_STRATEGY:
                     counts["imported_nanos"] = counts["cost_nanos"]
             self._add_usage(day, compaction.model or "", counts)
@@ -167,10 +175,11 @@ class Contribution:
         reported = usage.model if usage is not None else None
         model = manifest.policy.model if manifest is not None else reported or ""
         ends_turn = _TOOL_CALL not in entry.raw
-        cost = _read_cost(metadata, (reported, model), entry.created_at)
+        calls = list_billed_calls(usage) if usage is not None else []
+        cost = _read_cost(metadata, calls, (reported, model), entry.created_at)
         # A free call without usage is a copy: an imported fork repeats the history of another session.
         is_copy = usage is None and metadata.cost_usd == 0 and cost.is_complete
-        counts = Counter[str]() if is_copy else self._count_call(entry, day, model, usage, cost, question)
+        counts = Counter[str]() if is_copy else self._count_call(entry, day, model, calls, cost, question)
         counts += Counter(turns=int(ends_turn), unpriced_turns=int(ends_turn and not cost.is_complete))
         if manifest is not None:
             counts += self._add_manifest(day, manifest, ends_turn=ends_turn)
@@ -183,10 +192,9 @@ class Contribution:
                     self._add_item("tool", day, part.name, uses=1)
 
     def _count_call(
-        self, entry: Entry, day: int, model: str, usage: Usage | None, cost: Cost, question: int
+        self, entry: Entry, day: int, model: str, calls: Sequence[BilledCall], cost: Cost, question: int
     ) -> Counter[str]:
-        """Counts of one model call, which is added to its turn."""
-        calls = list_billed_calls(usage) if usage is not None else []
+        """Counts of one model call, as its provider bills it, which is added to its turn."""
         counts = Counter(
             requests=1,
             input_tokens=_clamp(sum(call.input_tokens for call in calls)),
@@ -242,10 +250,7 @@ class Contribution:
         return recalled
 
     def _add_usage(self, day: int, model: str, counts: Counter[str]) -> None:
-        self._counts[UsageKey("all", day, "")].update(counts)
         self._counts[UsageKey("model", day, _normalize_name(model))].update(counts)
-        self._counts[UsageKey("project", day, self._project)].update(counts)
-        self._counts[UsageKey("source", day, self._source)].update(counts)
 
     def _add_item(self, dimension: Dimension, day: int, name: str, **counts: int) -> None:
         self._counts[UsageKey(dimension, day, _normalize_name(name))].update(counts)
@@ -257,7 +262,9 @@ def pair_documents(uses: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     return combinations(sorted(most_used), 2)
 
 
-def _read_cost(source: EntryMetadata | Compaction, models: Iterable[str | None], at: int) -> Cost:
+def _read_cost(
+    source: EntryMetadata | Compaction, calls: Sequence[BilledCall], models: Iterable[str | None], at: int
+) -> Cost:
     """The cost of a call as it was charged or stated, else by the price list of its day.
 
     A turn recorded without the costs of its calls has them in the totals of its last reply.
@@ -271,7 +278,7 @@ def _read_cost(source: EntryMetadata | Compaction, models: Iterable[str | None],
     if not any(map(is_local_model, names)):
         specs = (model_spec_for(name) for name in names)
         spec = next((each for each in specs if each.has_price), UNKNOWN_MODEL)
-        cost = spec.compute_cost(usage, at=datetime.fromtimestamp(at / 1_000_000, tz=UTC))
+        cost = spec.add_up(calls, at=datetime.fromtimestamp(at / 1_000_000, tz=UTC))
     turn = source.turn if isinstance(source, EntryMetadata) else None
     if not cost.is_complete and not cost.usd and turn is not None and turn.cost_usd > 0 and not turn.cost_incomplete:
         return Cost(turn.cost_usd)

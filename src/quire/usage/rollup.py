@@ -361,7 +361,7 @@ _COUNTABLE = (
         entries.c.conversation == bindparam("conversation"),
         entries.c.branch == bindparam("branch"),
         entries.c.seq.between(bindparam("first"), bindparam("last")),
-        or_(entries.c.role == "assistant", entries.c.kind == "compaction", entries.c.notes.is_not(None)),
+        or_(entries.c.role == "assistant", entries.c.kind == "compaction", entries.c.notes.contains('"references":')),
     )
     .order_by(entries.c.seq)
 )

@@ -9,7 +9,7 @@ answers. A model that is not listed gets `DEFAULT_OUTPUT_TOKENS`, which every ch
 """
 
 import re
-from collections.abc import Generator, Iterator, MutableMapping
+from collections.abc import Generator, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from datetime import datetime
 from decimal import Decimal
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from quire.model import Usage
 from quire.model.policy import MAX_MODEL_NAME_CHARS, WireFormatName
 from quire.view.call_prices import PRICE_DATE, UNKNOWN_COST, Cost, TokenPrices, price_listed_call
-from quire.wire.billed_calls import list_billed_calls
+from quire.wire.billed_calls import BilledCall, list_billed_calls
 
 if TYPE_CHECKING:
     from genai_prices.data_snapshot import DataSnapshot
@@ -53,10 +53,14 @@ class ModelSpec(NamedTuple):
         A listed model costs what `calc_price` of genai-prices says, with its tiers for long prompts. Prices set by hand
         have no tiers, and writing to the cache costs as much as other input.
         """
+        return self.add_up(list_billed_calls(usage), at=at)
+
+    def add_up(self, calls: Iterable[BilledCall], *, at: datetime = PRICE_DATE) -> Cost:
+        """Cost of the calls that a provider bills for one response."""
         if self.input_price is None or self.output_price is None:
             return UNKNOWN_COST
         total, is_complete = Decimal(0), True
-        for call in list_billed_calls(usage):
+        for call in calls:
             spec = self if call.model is None else model_spec_for(call.model)
             if spec.input_price is None or spec.output_price is None:
                 is_complete = False
@@ -83,6 +87,7 @@ _NON_CHAT_NAME = re.compile(r"audio|embed|image|moderation|realtime|rerank|trans
 _OPENROUTER_VENDORS = {"mistral": "mistralai", "meta": "meta-llama", "zai": "z-ai"}
 
 
+@lru_cache(maxsize=1024)
 def is_local_model(model: str) -> bool:
     """Whether the name begins with a local provider, such as `ollama:`, whose models have no price."""
     provider, _ = next(split_provider(model.strip().lower()), (None, ""))
