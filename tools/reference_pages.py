@@ -62,6 +62,7 @@ SECTIONS = {
     "backtests": "Backtests",
     "settings": "Settings",
     "keys": "API keys",
+    "team": "People and audit",
     "health": "Probes and metrics",
 }
 
