@@ -314,6 +314,8 @@ WITHOUT_CONVERSATION = {
     "imports.record_files",
     "imports.read_observations",
     "usage.list_conversation_costs",
+    "usage.list_session_costs",
+    "usage.read_sub_agents",
     "transcripts.append",
     "transcripts.load",
     "transcripts.list",
@@ -451,7 +453,9 @@ async def test_no_method_reaches_another_tenants_conversation(other_store: SqlSt
     assert [each.conversation for each in await other_store.imports.read_observations()] == ["imported"]
     assert await mine.imports.list_files() == {}
     assert await mine.imports.read_observations() == []
-    assert await mine.usage.list_conversation_costs() == []
+    assert [each.conversation for each in await mine.usage.list_conversation_costs()] == ["imported"]
+    assert await mine.usage.list_session_costs("a session") == []
+    assert await mine.usage.read_sub_agents(record) == ((0, 0, 0), {})
     assert not any(await mine.usage.read_conversation("theirs"))
     path = (await other_store.get_entry("theirs", 1)).path
     assert await other_store.match_history([path]) is not None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.model import FilePart, ImagePart, Message, TextPart, ThinkingPart, ToolCallPart
+from quire.model import Compaction, FilePart, ImagePart, Message, Restore, Span, TextPart, ThinkingPart, ToolCallPart
 from quire.resume.history import INTERRUPTED_TEXT, AdaptedHistory, adapt_history, select_messages
 from quire.resume.registry import WRITERS
 from quire.resume.session import TimedMessage
@@ -14,6 +14,7 @@ from quire.resume.tool_equivalents import ProgramName, translate_call
 from quire.store import SqlStore
 from quire.wire.media import build_data_url
 
+CHECKPOINT_PROMPT = "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff summary."
 NOW = 1_794_900_000_000_000
 PROGRAMS: tuple[ProgramName, ...] = ("claude", "codex", "opencode", "gemini")
 
@@ -192,3 +193,28 @@ async def test_an_edited_summary_replaces_the_one_of_the_model(store: SqlStore):
     assert texts[1:] == ["message 3"]
     await store.append("c", Restore(compaction=5))
     assert "by the model" in select_messages(await store.read_range("c"))[0].message.text
+
+
+@pytest.mark.parametrize("prompt", [CHECKPOINT_PROMPT, None], ids=["Codex", "OpenAI"])
+async def test_a_compaction_that_was_undone_leaves_neither_its_request_nor_its_summary(
+    store: SqlStore, prompt: str | None
+):
+    """Codex asks for the summary at the end of its own list; OpenAI adds a sealed item to a reply."""
+    record = await store.create_conversation()
+    said = [Message.user("The port is 7421."), Message.assistant("Noted.")]
+    await store.append(record.id, *said)
+    if prompt is not None:
+        summary = "They spoke of a port, and of nothing else that matters."
+        await store.append(record.id, Message.user(prompt), Message.assistant(summary))
+        compaction = Compaction(number=1, covers=Span(first=1, last=4), summary=summary, trigger="client")
+    else:
+        fields: dict[str, Any] = {"responses": {"type": "compaction", "encrypted_content": "sealed"}}
+        part = TextPart(text="[compaction]", provider_fields=fields)
+        await store.append(record.id, Message(role="assistant", parts=(part,)))
+        compaction = Compaction(number=1, covers=Span(first=1, last=2), trigger="provider")
+    [made] = await store.append(record.id, compaction)
+    await store.append(record.id, Message.user("And now?"), Message.assistant("Done."))
+    await store.append(record.id, Restore(compaction=made.seq))
+    entries = await store.read_range(record.id)
+    texts = [each.message.text for each in select_messages(entries)]
+    assert texts == ["The port is 7421.", "Noted.", "And now?", "Done."]

@@ -1221,7 +1221,7 @@ RESPONSES = [
             {"id": "cmp_1", "type": "compaction", "encrypted_content": f"compaction-seal {QUAY}"},
             make_item("Four metres."),
         ),
-        cells=Cells("message", "message", "bytes"),
+        cells=Cells("message, compaction", "message", "bytes"),
     ),
     Feature(
         format="responses",
@@ -1239,7 +1239,7 @@ RESPONSES = [
             },
             {"id": "cmp_1", "type": "compaction", "encrypted_content": f"compaction-seal {QUAY}"},
         ),
-        cells=Cells("message", "message", "bytes"),
+        cells=Cells("message, compaction", "message", "bytes"),
     ),
     Feature(
         format="responses",

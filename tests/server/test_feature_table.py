@@ -97,7 +97,12 @@ class LoggedCase:
             "body": [dump_json(json.loads(body)) for body in self.bodies],
         }
         yield next((place for place, texts in places.items() if any(mark in text for text in texts)), EMPTY)
-        if any(mark in each.raw for each in self.entries if isinstance(each.body, Compaction)):
+        # A sealed compaction follows the message that has its content.
+        pairs = zip(self.entries, self.entries[1:], strict=False)
+        sealed = [
+            mark in reply.raw for reply, each in pairs if isinstance(each.body, Compaction) and each.body.is_sealed
+        ]
+        if any(sealed) or any(mark in each.raw for each in self.entries if isinstance(each.body, Compaction)):
             yield "compaction"
 
     def find_in_manifest(self, mark: str) -> str:

@@ -32,7 +32,9 @@ async def test_the_columns_belong_to_the_recorded_requests(client: httpx2.AsyncC
     assert timeline["created_at"] == [each["created_at"] for each in requests]
     assert timeline["turns"] == [1, 2, 3]
     columns = [
-        each for name, each in timeline.items() if name not in ("limits", "estimated", "events") and type(each) is list
+        each
+        for name, each in timeline.items()
+        if name not in ("limits", "estimated", "unpriced", "events") and type(each) is list
     ]
     assert {len(each) for each in (*columns, *timeline["slots"].values())} == {3}
     assert [sum(used) for used in zip(*timeline["slots"].values(), strict=True)] == timeline["total_tokens"]

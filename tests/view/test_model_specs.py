@@ -132,3 +132,44 @@ def test_importing_the_module_does_not_import_the_package():
         "import sys, quire.view.model_specs, quire.wire.tokens; print({'genai_prices', 'splintr'} & {*sys.modules})"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "listed"),
+    [
+        ("claude-sonnet-4-5-20250929", "claude-sonnet-4-5"),
+        ("anthropic/claude-sonnet-4-5-20250929", "claude-sonnet-4-5"),
+        ("claude-sonnet-4-5[1m]", "claude-sonnet-4-5"),
+        ("vertex_ai/claude-sonnet-4-5@20250929", "claude-sonnet-4-5"),
+        ("global.anthropic.claude-sonnet-4-5-20250929-v1:0", "claude-sonnet-4-5"),
+        ("us.anthropic.claude-sonnet-4-5-20250929-v1:0", "bedrock/us.anthropic.claude-sonnet-4-5-20250929-v1:0"),
+        ("amazon.nova-pro-v1:0", "bedrock/amazon.nova-pro-v1:0"),
+        ("gpt-5-2029-01-31", "gpt-5"),
+        ("azure/gpt-5-2029-01-31", "gpt-5"),
+    ],
+)
+def test_a_dated_or_prefixed_name_has_the_price_of_its_model(name: str, listed: str):
+    found, expected = model_spec_for(name), model_spec_for(listed)
+    assert expected.has_price
+    assert (found.input_price, found.output_price) == (expected.input_price, expected.output_price)
+    assert model_spec_for("gpt-4o-2024-05-13").input_price == 5, "a snapshot that is listed has a price of its own"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ft:gpt-4o-2024-08-06:acme:bot:abc123",  # A fine-tuned model costs more than its base.
+        "azure/my-deployment",
+        "gpt-99-2029-01-31",
+        "gpt-5-20291331",
+        "eu.anthropic.claude-unknown-9-20290101-v1:0",
+        "ollama/qwen3-coder:free",
+    ],
+)
+def test_a_name_whose_model_is_not_certain_has_no_price(name: str):
+    assert not model_spec_for(name).has_price
+
+
+def test_a_free_variant_costs_nothing():
+    usage = Usage(model="deepseek/deepseek-chat:free", input_tokens=1_000_000, output_tokens=1_000)
+    assert model_spec_for("deepseek/deepseek-chat:free").compute_cost(usage) == (0.0, True)

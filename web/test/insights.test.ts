@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 
 import type { Stats, UsageGroup } from "../src/api/types";
 import { en } from "../src/i18n/en";
-import { formatCost, listPairs, listTables } from "../src/lib/insights";
+import { addSubAgents, formatCost, listPairs, listTables } from "../src/lib/insights";
 
 function makeGroup(name: string, counts: Partial<UsageGroup["counts"]>): UsageGroup {
   return { name, counts: { cost_usd: 0, input_tokens: 0, cache_share: 0, turns: 0, requests: 0, uses: 0, tokens: 0, unpriced_tokens: 0, ...counts } } as UsageGroup;
@@ -39,6 +39,12 @@ test("bars compare input tokens where no price is known, and calls of tools", ()
 test("a cost that is not known of any call is a dash, and else a lower bound", () => {
   const format = (cost_usd: number, unpriced_requests: number) => formatCost({ ...makeGroup("", {}).counts, cost_usd, unpriced_requests });
   expect([format(0, 2), format(1, 2), format(0, 0)]).toEqual(["–", "≥ $1.00", "$0"]);
+});
+
+test("a cost with sub-agents is a lower bound if one of them has no known price", () => {
+  const own = { cost_usd: 1, unpriced_requests: 0 };
+  const format = (unpriced_requests: number) => formatCost(addSubAgents({ ...own, sub_agents: { cost_usd: 2, unpriced_requests } }));
+  expect([format(0), format(1), formatCost(addSubAgents({ ...own, sub_agents: null }))]).toEqual(["$3.00", "≥ $3.00", "$1.00"]);
 });
 
 test("documents that are used together are rows of a table", () => {

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.cli.output import pluralize
+from quire.usage.contribution import NANOS_PER_DOLLAR
 from quire.usage.insights import read_cost_of_today
 
 if TYPE_CHECKING:
@@ -30,8 +31,14 @@ async def format_status_line(store: "SqlStore", event: object, *, daily_budget: 
     session = _get_object(event).get("session_id")
     recorded = await store.list_session(session) if isinstance(session, str) and session else []
     if recorded:
-        cost = sum([await store.spending.get_cost(each.id) for each in recorded])
-        parts.append(f"session ${cost:,.2f}")
+        costs = await store.usage.list_session_costs(str(session))
+        total, sub_agents = (
+            sum(each.cost_nanos for each in costs if each.is_sub_agent or with_main) / NANOS_PER_DOLLAR
+            for with_main in (True, False)
+        )
+        bound = "at least " if any(each.unpriced_requests for each in costs) else ""
+        share = f" (sub-agents ${sub_agents:,.2f})" if sub_agents else ""
+        parts.append(f"session {bound}${total:,.2f}{share}")
     else:
         parts.append("session not recorded")
     today = await read_cost_of_today(store.usage)

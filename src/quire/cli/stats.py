@@ -31,7 +31,13 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from quire.log import Branch
-    from quire.schemas.stats import ConversationStatsSchema, StatsSchema, UsageCountsSchema, UsageGroupSchema
+    from quire.schemas.stats import (
+        ConversationStatsSchema,
+        StatsSchema,
+        TurnCostSchema,
+        UsageCountsSchema,
+        UsageGroupSchema,
+    )
     from quire.store import SqlStore
     from quire.usage.rollup import RecountResult
 
@@ -117,7 +123,8 @@ async def command(
         )
         ids = sorted({turn.conversation for turn in insights.report.turns})
         records = await store.fill_titles(*[await store.get_conversation(each) for each in ids])
-    stats = StatsSchema.from_insights(insights, records)
+        sub_agents = {each.id: await store.usage.read_sub_agents(each) for each in records}
+    stats = StatsSchema.from_insights(insights, records, sub_agents)
     document = stats
     if corrections is not None:
         document = RecountedStatsSchema(**dict(stats), recount=RecountSchema(**corrections._asdict()))
@@ -142,7 +149,7 @@ def _describe_corrections(corrections: "RecountResult") -> str:
 
 
 async def _count_conversation(store: "SqlStore", branch: "Branch") -> "ConversationStatsSchema":
-    from quire.schemas.stats import ConversationStatsSchema
+    from quire.schemas.stats import ConversationStatsSchema, SubAgentCostSchema
 
     kinds, roles, tokens = Counter[str](), Counter[str](), Counter[str](stored=0, input=0, output=0, cache_read=0)
     purged = replies = 0
@@ -165,11 +172,13 @@ async def _count_conversation(store: "SqlStore", branch: "Branch") -> "Conversat
                     tokens["cache_read"] += usage.cache_read_tokens
             progress.update(last, branch.head_seq)
     active = branch.state.active_compaction
+    record = await store.get_conversation(branch.conversation)
     used = await store.usage.read_conversation(branch.conversation)
+    sub_agents = await store.usage.read_sub_agents(record)
     return ConversationStatsSchema(
         conversation=branch.conversation,
         branch=branch.number,
-        created_at=(await store.get_conversation(branch.conversation)).created_at,
+        created_at=record.created_at,
         last_entry_at=last_entry_at,
         entries=dict(sorted(kinds.items())),
         messages=dict(sorted(roles.items())),
@@ -183,6 +192,7 @@ async def _count_conversation(store: "SqlStore", branch: "Branch") -> "Conversat
         cost_usd=await store.get_conversation_cost(branch.conversation),
         unpriced_requests=used.unpriced_requests,
         unpriced_tokens=used.unpriced_tokens,
+        sub_agents=SubAgentCostSchema.from_cost(sub_agents.total),
     )
 
 
@@ -205,6 +215,7 @@ def _draw_conversation(stats: "ConversationStatsSchema") -> "Iterable[Renderable
             ("of these from cache", stats.tokens["cache_read"]),
             ("output tokens", stats.tokens["output"]),
             ("cost", _format_total(stats, f"${stats.cost_usd:,.4f}")),
+            ("with sub-agents", _format_with_sub_agents(stats)),
         ]
     )
 
@@ -240,16 +251,18 @@ def _draw_overview(stats: "StatsSchema") -> "Iterable[RenderableType]":
             yield make_text(f"{kind} never used: {listed}")
     if stats.turns:
         yield make_text("")
+        has_sub_agents = any(each.sub_agents for each in stats.turns)
         turns = [
             (
                 "–" if each.cost_usd is None else f"{'≥ ' * bool(each.unpriced_requests)}${each.cost_usd:,.4f}",
+                *([_format_with_sub_agents(each) or ""] if has_sub_agents else []),
                 each.tokens,
                 f"{each.conversation}{f' --branch {each.branch}' if each.branch else ''} --reply {each.seq}",
                 _shorten(each.title),
             )
             for each in stats.turns
         ]
-        columns = ("cost", "tokens", "quire context show …", "title")
+        columns = ("cost", *(["with sub-agents"] if has_sub_agents else []), "tokens", "quire context show …", "title")
         yield make_table(*columns, rows=turns, right_aligned=("cost", "tokens"), wrapped=("quire context show …",))
     for each in stats.suggestions:
         advice = ADVICE[each.action].format(share=each.share, tokens=each.tokens)
@@ -298,6 +311,16 @@ def _format_total(stats: "UsageCountsSchema | ConversationStatsSchema", cost: st
         return cost
     calls = f"{pluralize(stats.unpriced_requests, 'call')} without a known price, {stats.unpriced_tokens:,} tokens"
     return f"at least {cost}, and {calls}" if stats.cost_usd else f"not known: {calls}"
+
+
+def _format_with_sub_agents(stats: "ConversationStatsSchema | TurnCostSchema") -> str | None:
+    """The cost with sub-agents, and how many they are; None without any."""
+    called = stats.sub_agents
+    if called is None or not called.sub_agents:
+        return None
+    bound = "at least " if stats.unpriced_requests or called.unpriced_requests else ""
+    count = pluralize(called.sub_agents, "sub-agent")
+    return f"{bound}${(stats.cost_usd or 0.0) + called.cost_usd:,.4f}, {count}"
 
 
 def _shorten(name: str) -> str:

@@ -168,7 +168,7 @@ def build_report(
     findings += _find_expiring(expiring, costs)
     return FindingsReport(
         totals=usage.totals,
-        conversations=len(costs),
+        conversations=sum(each.cost_nanos > 0 for each in costs),
         agents=usage.groups["source"],
         projects=usage.groups["project"],
         models=usage.groups["model"],
@@ -274,8 +274,10 @@ def _find_sub_agent_costs(costs: Sequence[ConversationCost]) -> tuple[list[Findi
     for conversations in sessions.values():
         sub_agents = [each for each in conversations if each.is_sub_agent]
         cost = sum(each.cost_nanos for each in sub_agents) / NANOS_PER_DOLLAR
+        if cost < MIN_SUB_AGENT_USD:
+            continue
         share = cost * NANOS_PER_DOLLAR / sum(each.cost_nanos for each in conversations)
-        if cost >= MIN_SUB_AGENT_USD and share >= MIN_SUB_AGENT_SHARE:
+        if share >= MIN_SUB_AGENT_SHARE:
             main = next((each for each in conversations if not each.is_sub_agent), sub_agents[0])
             text = f"{_count(len(sub_agents), 'sub-agent')}: {format_dollars(cost)}, {share:.0%} of the session"
             command = f"quire stats {sub_agents[0].conversation}"

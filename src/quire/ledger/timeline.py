@@ -16,6 +16,9 @@ from quire.model import Compaction, Drop, Entry, Pin, Restore, Span, Undrop, Unp
 from quire.model.entry_bodies import IMPORTED_STRATEGY, ContextEpoch
 from quire.model.policy import SLOTS
 from quire.store import SqlStore
+from quire.usage.contribution import NANOS_PER_DOLLAR, read_cost
+from quire.usage.report import SubAgentCost
+from quire.wire.billed_calls import list_billed_calls
 
 MAX_TIMELINE_ROWS = 1_000
 """Maximum number of requests on a page."""
@@ -84,6 +87,10 @@ class TimelineRow(NamedTuple):
     cache_read_tokens: int | None
     cache_write_tokens: int | None
     cost_usd: float | None
+    """A lower bound unless `is_cost_complete`; None if nothing is known."""
+    is_cost_complete: bool
+    sub_agent_usd: float | None = None
+    """At the last request of a turn that called sub-agents: what these cost."""
 
 
 class TimelineEvent(NamedTuple):
@@ -110,6 +117,8 @@ class Timeline(NamedTuple):
     events: list[TimelineEvent]
     next_since: int | None
     """The last reply of the page, if there are more."""
+    sub_agents: SubAgentCost = SubAgentCost()
+    """What the sub-agents of the whole conversation cost."""
 
 
 async def load_timeline(
@@ -135,7 +144,16 @@ async def load_timeline(
     changes = await store.read_range(conversation, branch=branch, last=last, kinds=_EVENT_KINDS)
     size = sum(len(text) for _, text in manifests) + sum(len(each.raw) for each in (*replies, *changes))
     rows, events = await run_sized(size, build_timeline, roles, replies, dict(manifests), changes, since=since)
-    return Timeline(rows, events, last)
+    sub_agents = await store.usage.read_sub_agents(await store.get_conversation(conversation))
+    if sub_agents.turns:
+        owners = list((await store.get_branch(conversation, branch)).split_ranges())
+        called = {
+            seq: cost.cost_nanos / NANOS_PER_DOLLAR
+            for (owner, seq), cost in sub_agents.turns.items()
+            if any(each.branch == owner and each.first <= seq <= each.last for each in owners)
+        }
+        rows = [row._replace(sub_agent_usd=called.get(row.reply)) for row in rows]
+    return Timeline(rows, events, last, sub_agents.total)
 
 
 def build_timeline(
@@ -166,13 +184,16 @@ def build_timeline(
         turn_start = starts[turn - 1] if turn else 0
         manifest: dict[str, Any] | None = None if text is None else from_json(text)
         sent = manifest or {}
+        model = sent["policy"]["model"] if manifest else (usage.model if usage else None)
+        calls = list_billed_calls(usage) if usage is not None else []
+        cost = read_cost(metadata, calls, (usage.model if usage else None, model), reply.created_at)
         rows.append(
             TimelineRow(
                 reply=reply.seq,
                 created_at=reply.created_at,
                 turn=turn,
                 step=bisect_left(assistants, reply.seq) - bisect_left(assistants, turn_start) + 1,
-                model=sent["policy"]["model"] if manifest else (usage.model if usage else None),
+                model=model,
                 window=sent["policy"]["window"] if manifest else None,
                 trigger_tokens=sent.get("trigger_tokens"),
                 total_tokens=sent["total_tokens"] if manifest else (usage.input_tokens if usage else 0),
@@ -184,7 +205,8 @@ def build_timeline(
                 output_tokens=usage.output_tokens if usage else None,
                 cache_read_tokens=usage.cache_read_tokens if usage else None,
                 cache_write_tokens=usage.cache_write_tokens if usage else None,
-                cost_usd=metadata.cost_usd,
+                cost_usd=cost.usd if cost.usd or cost.is_complete else None,
+                is_cost_complete=cost.is_complete,
             )
         )
         forwarded: dict[str, Any] = sent.get("forwarded") or {}

@@ -53,8 +53,9 @@ class Compaction(FrozenModel):
     """From this entry on the view has `summary` instead of the messages in `covers`. Nothing is deleted.
 
     `supersedes` is the entry number of the compaction that was active when this one was made. Without a summary the
-    covered messages are omitted; without `covers` only the `truncations` apply. A range may end inside a turn; its
-    `question` then stays in the view verbatim, after the summary.
+    covered messages are omitted, unless the summary is sealed: then they are hidden in the client's list only. Without
+    `covers` only the `truncations` apply. A range may end inside a turn; its `question` then stays in the view
+    verbatim, after the summary.
     """
 
     number: int = Field(gt=0)
@@ -91,6 +92,11 @@ class Compaction(FrozenModel):
     """Cost of the summary in US dollars, as it was charged; None if no model was called, or for an imported one."""
     cost_incomplete: bool | None = None
     """`cost_usd` is a lower bound: a price is not known."""
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether a client or a provider has a summary that only the provider can read."""
+        return self.summary is None and self.trigger in ("client", "provider")
 
     def summarizes(self, seq: int) -> bool:
         """Whether the message with this number is part of the summary, or has a separate summary here."""

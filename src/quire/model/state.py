@@ -35,7 +35,8 @@ MAX_BRANCH_DROPS = 500
 
 
 class ActiveCompaction(FrozenModel):
-    """The active compaction: its entry number, what it covers, and the entry number of the one that it supersedes."""
+    """The active compaction: its entry number, what it hides in the view, and the entry number of the one that it
+    supersedes."""
 
     seq: int
     number: int
@@ -57,7 +58,7 @@ class ActiveCompaction(FrozenModel):
         return cls(
             seq=seq,
             number=compaction.number,
-            covers=compaction.covers,
+            covers=None if compaction.is_sealed else compaction.covers,
             question=compaction.question,
             preserved=compaction.preserved,
             cleared_through=compaction.cleared_through,

@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 from quire.log import Branch, ConversationOrigin, ConversationRecord
 from quire.model import Compaction, Entry, Message, Span, TextPart
-from quire.model.json_values import get_text
 from quire.store import SqlStore
 from quire.wire.agent_boilerplate import SUMMARY_OPENINGS
 from quire.wire.client_messages import ClientMessage, ParsedMessage
-from quire.wire.compaction_blocks import find_compaction_block
+from quire.wire.compaction_blocks import read_sealed, read_summary
 
 MIN_SUMMARY_CHARS = 40
 """Shorter replies occur in other messages by chance."""
@@ -39,17 +38,6 @@ _TAG = re.compile(r"</?summary>")
 def normalize_summary(text: str) -> str:
     """The text of a summary as it is found in a later list: without its analysis, tags and runs of white space."""
     return " ".join(_TAG.sub("", _ANALYSIS.sub("", text)).split())
-
-
-def read_sealed(message: Message) -> str | None:
-    """The content of a summary that only the provider can read."""
-    block = find_compaction_block(message)
-    return get_text(block.fields, "encrypted_content") if block is not None else None
-
-
-def read_summary(message: Message) -> str | None:
-    """The text of a reply that is a summary; None if it is sealed."""
-    return None if read_sealed(message) is not None else message.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,20 +185,3 @@ def build_compaction(branch: Branch, covers_last: int, found: SummaryReply) -> C
         tokens_after=found.reply.tokens or 0,
         supersedes=active.seq if active is not None else None,
     )
-
-
-def list_restorable(covered: Sequence[Entry]) -> list[Entry]:
-    """The covered messages without requests for summaries, where those were at the end of the client's own list.
-
-    A compaction follows its summary and the request for it.
-    """
-    messages: list[Entry] = []
-    for entry in covered:
-        if entry.kind == "message":
-            messages.append(entry)
-        elif isinstance(entry.body, Compaction) and len(messages) > 1:
-            *_, request, reply = messages
-            is_summary = read_summary(reply.message) == entry.body.summary and not reply.message.tool_calls
-            if reply.role == "assistant" and is_summary and request.role == "user":
-                del messages[-2:]
-    return messages

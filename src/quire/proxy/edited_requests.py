@@ -22,7 +22,7 @@ from quire.model import (
 from quire.model.entry_bodies import EditedSummary, ListAnchor
 from quire.model.ids import now
 from quire.model.json_values import is_object
-from quire.proxy.client_compactions import list_restorable, normalize_summary
+from quire.proxy.client_compactions import normalize_summary
 from quire.proxy.context_edits import (
     DropTarget,
     LogTexts,
@@ -39,6 +39,7 @@ from quire.view.batches import repair_tool_calls
 from quire.wire import WireMessage
 from quire.wire.client_messages import EditedStart
 from quire.wire.codec import ClientRequest
+from quire.wire.compaction_blocks import drop_summary_requests
 from quire.wire.item_edits import ItemEditor
 from quire.wire.labels import label_text
 
@@ -332,7 +333,7 @@ async def read_restorable(store: SqlStore, conversation: str, span: Span, *, bra
     entries = await store.read_range(
         conversation, branch=branch, first=span.first, last=span.last + 1, kinds=["message", "compaction"]
     )
-    return [entry for entry in list_restorable(entries) if entry.seq <= span.last]
+    return [entry for entry in drop_summary_requests(entries) if entry.seq <= span.last]
 
 
 async def measure_restorable_tokens(

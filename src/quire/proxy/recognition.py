@@ -10,7 +10,7 @@ scope: the user's conversation, the conversations of sub-agents, and calls for t
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ from quire.store import SqlStore
 from quire.wire.agent_boilerplate import GEMINI_CLI, SESSION_CONTEXT_OPENING
 from quire.wire.client_messages import ClientMessage, compute_client_paths, normalize_message
 from quire.wire.codec import ClientRequest
-from quire.wire.compaction_blocks import find_compaction_block
+from quire.wire.compaction_blocks import find_compaction_block, read_sealed
 
 HEAD_CACHE_SIZE = 10_000
 """Maximum number of branch heads in the LRU cache."""
@@ -58,7 +58,9 @@ MAX_SIDE_CALL_MESSAGES = 3
 
 _AGENT_HEADERS = ("x-claude-code-agent-id", "x-openai-subagent", "x-parent-session-id")
 """Headers that mark a sub-agent: its ID, its kind, or its parent."""
-_PARENT_HEADERS = ("x-claude-code-parent-agent-id", "x-parent-session-id")
+_CODEX_PARENT_HEADER = "x-codex-parent-thread-id"
+"""Thread that started this one: a sub-agent of Codex is a thread in the session of the user's."""
+_PARENT_HEADERS = ("x-claude-code-parent-agent-id", "x-parent-session-id", _CODEX_PARENT_HEADER)
 _TURN_HEADER = "x-codex-turn-metadata"
 _PROJECT_LABELS = (
     "Primary working directory: ", "<cwd>", "<env>\n  Working directory: ", "- **Workspace Directories:**\n  - ",
@@ -163,6 +165,8 @@ def find_origin(
         return None
     client, session = found
     agent = next((headers[name] for name in _AGENT_HEADERS if name in headers), None)
+    if _CODEX_PARENT_HEADER in headers:
+        agent = headers.get("thread-id", agent)
     if not agent:
         try:
             turn = from_json(headers.get(_TURN_HEADER, "{}"))
@@ -213,9 +217,10 @@ def _find_project(request: ClientRequest) -> str | None:
 
 def find_session(headers: Mapping[str, str], session_headers: Mapping[str, str]) -> tuple[str, str] | None:
     """The client's name and its session."""
-    return next(
-        ((client, headers[name]) for name, client in session_headers.items() if client and name in headers), None
-    )
+    found = [(client, headers[name]) for name, client in session_headers.items() if client and name in headers]
+    if _CODEX_PARENT_HEADER in headers and ("codex", session := headers.get("session-id", "")) in found:
+        return "codex", session
+    return found[0] if found else None
 
 
 async def match_request(
@@ -297,8 +302,8 @@ async def match_history(
         compacted = await _match_provider_compaction(store, messages, requested, session, size=size)
         if compacted is not None:
             return compacted
-    own_session = None if session is None or session.startswith(PROJECT_SESSION_PREFIX) else session
-    if found is not None and found.length and await _is_significant(store, found, messages, requested, own_session):
+    own = None if session is None or session.startswith(PROJECT_SESSION_PREFIX) else origin
+    if found is not None and found.length and await _is_significant(store, found, messages, requested, own):
         return await _continue_branch(store, found, messages, paths)
     if requested.conversation is None and origin is not None and session is not None:
         compacted = await _match_compacted_list(store, messages, origin, size=size)
@@ -336,20 +341,22 @@ async def _is_significant(
     found: BranchMatch,
     messages: Sequence[ClientMessage],
     requested: RequestedConversation,
-    session: str | None,
+    origin: ConversationOrigin | None,
 ) -> bool:
-    """Whether the match identifies a position: it contains a reply, is in the client's own session, or is at the head
-    of the requested conversation.
+    """Whether the match identifies a position: it contains a reply, is of the same agent in the client's session, or is
+    at the head of the requested conversation.
 
-    First messages such as greetings repeat, so without a reply they identify no conversation among all others.
+    First messages such as greetings repeat, so without a reply they identify no conversation among all others. Two
+    sub-agents of a session may have the same task.
     """
     if any(each.role == "assistant" for each in messages[: found.length]):
         return True
     if requested.conversation is not None:
         return found.branch.head_seq - found.seq <= 1
-    if session is None:
+    if origin is None or origin.session is None:
         return False
-    return any(each.id == found.branch.conversation for each in await store.list_session(session))
+    record = await store.get_conversation(found.branch.conversation)
+    return record.origin is not None and (record.origin.session, record.origin.agent) == (origin.session, origin.agent)
 
 
 async def _recognize_compaction(
@@ -425,7 +432,18 @@ async def _match_provider_compaction(
     paths = await run_sized(size, compute_client_paths, messages[start:])
     found = await store.match_history(paths, conversation=requested.conversation, session=session)
     overlap = await _match_overlap(store, found.branch, messages, size=size) if found and found.length else None
-    return await _to_match(store, overlap) if overlap is not None else None
+    if overlap is None:
+        return None
+    match = await _to_match(store, overlap)
+    sealed = read_sealed(messages[start].message)
+    reply = next((entry for entry in overlap.run if sealed and read_sealed(entry.message) == sealed), None)
+    if reply is None:
+        return match
+    # The entry of the compaction follows the reply with the item, which an undo replaces in the list.
+    following = await store.read_range(
+        match.conversation, branch=match.branch, first=reply.seq + 1, kinds=["compaction"], limit=1
+    )
+    return replace(match, compaction=following[0].seq) if following else match
 
 
 async def _match_compacted_list(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from quire.concurrency.worker_threads import run_sized
 from quire.engine import Conversation
@@ -35,7 +35,7 @@ from quire.proxy.prepare import PreparedRequest
 from quire.proxy.provider_edits import find_provider_changes
 from quire.wire import Reply
 from quire.wire.client_messages import normalize_message
-from quire.wire.compaction_blocks import find_compaction_block
+from quire.wire.compaction_blocks import find_compaction_block, is_compaction_trigger
 from quire.wire.replies import drop_incomplete_calls, estimate_usage
 
 _log = logging.getLogger(__name__)
@@ -111,8 +111,16 @@ async def record_reply(
         request = replace(request, response_id=claim.response_id)
         recorder = Recorder(recorder.engine, recorder.conversation, recorder.branch, lease=claim.lease)
     entry = await _record_with_retry(recorder, request, first, incomplete=incomplete)
-    if block is not None and block.summary:
-        await _append_compaction(prepared.recorder.engine, entry, block.summary, first.usage)
+    if block is not None:
+        newest = prepared.client_request.messages[-1:]
+        is_asked_for = any(is_compaction_trigger(each.message) for each in newest)
+        await _append_compaction(
+            prepared.recorder.engine,
+            entry,
+            block.summary or None,
+            first.usage,
+            trigger="client" if is_asked_for else "provider",
+        )
     for number, other in enumerate(others, start=1):
         engine = prepared.recorder.engine
         fork = await engine.store.fork(
@@ -122,10 +130,18 @@ async def record_reply(
     return RecordedReply(entry, first, client_path)
 
 
-async def _append_compaction(engine: EngineState, reply: Entry, summary: str, usage: Usage | None) -> None:
-    """Records a compaction of the provider: its summary replaces all messages before the reply that contains it.
+async def _append_compaction(
+    engine: EngineState,
+    reply: Entry,
+    summary: str | None,
+    usage: Usage | None,
+    *,
+    trigger: Literal["client", "provider"],
+) -> None:
+    """Records a compaction by the provider, which the client may have asked for: its summary replaces all messages
+    before the reply that contains it.
 
-    The reply is recorded already, and has the block: what fails here is logged.
+    OpenAI seals its summary. The reply is recorded already, and has the block: what fails here is logged.
     """
     store = engine.store
     try:
@@ -135,8 +151,8 @@ async def _append_compaction(engine: EngineState, reply: Entry, summary: str, us
             number=state.compaction_count + 1,
             covers=Span(first=1, last=reply.seq - 1),
             summary=summary,
-            trigger="provider",
-            strategy="provider",
+            trigger=trigger,
+            strategy=trigger,
             model=usage.model if usage is not None else None,
             supersedes=active.seq if active is not None else None,
         )

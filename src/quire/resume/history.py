@@ -31,6 +31,7 @@ from quire.model.state import ActiveCompaction, apply_entry
 from quire.resume.session import TimedMessage
 from quire.resume.tool_equivalents import ProgramName, translate_call
 from quire.wire.base import BlobLoader
+from quire.wire.compaction_blocks import drop_summary_requests
 from quire.wire.labels import describe_drop, label_text
 from quire.wire.media import PDF_MEDIA_TYPE, describe_media, resolve_url, split_data_url
 from quire.wire.messages.render import OPENER_TEXT
@@ -68,17 +69,18 @@ def select_messages(entries: Iterable[Entry]) -> list[TimedMessage]:
     """The messages of the context after these entries, which are a branch from its first entry on.
 
     A compaction that is active after the last entry replaces what it covers by its summary; one that was undone does
-    not. A message that is dropped is a stub. This is the only place that decides what a resumed session has of the log.
+    not, and leaves neither its summary nor the request for it. A message that is dropped is a stub. This is the only
+    place that decides what a resumed session has of the log.
     """
     state, compactions = BranchState(), dict[int, tuple[Entry, Compaction]]()
 
     def find_compaction(seq: int) -> ActiveCompaction:
         return ActiveCompaction.from_entry(seq, compactions[seq][1])
 
-    stored: list[Entry] = []
+    entries = list(entries)
+    stored = drop_summary_requests(entries)
     for entry in entries:
         if entry.kind == "message":
-            stored.append(entry)
             continue
         body = entry.body
         state = apply_entry(state, entry.seq, body, compaction_at=find_compaction)

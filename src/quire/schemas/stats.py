@@ -11,7 +11,7 @@ from quire.schemas import JsonModel
 if TYPE_CHECKING:
     from quire.usage.contribution import TurnUsage, UsageCounts
     from quire.usage.insights import Insights, UsageSuggestion
-    from quire.usage.report import DocumentPair, UsageGroup
+    from quire.usage.report import DocumentPair, SubAgentCost, SubAgentCosts, UsageGroup
 
 NANOS_PER_DOLLAR = 1_000_000_000
 
@@ -59,6 +59,19 @@ class UsageGroupSchema(JsonModel):
         return cls(name=name, counts=UsageCountsSchema.from_counts(group.counts))
 
 
+class SubAgentCostSchema(JsonModel):
+    """What sub-agents cost that a conversation or a turn of it started. It is not in the cost of these."""
+
+    sub_agents: int = Field(description="Number of the sub-agents.")
+    cost_usd: float = Field(description="Cost of all their calls; a lower bound if `unpriced_requests` is not 0.")
+    unpriced_requests: int = Field(description="Their model calls whose cost is not known.")
+
+    @classmethod
+    def from_cost(cls, cost: "SubAgentCost") -> "SubAgentCostSchema":
+        dollars = cost.cost_nanos / NANOS_PER_DOLLAR
+        return cls(sub_agents=cost.sub_agents, cost_usd=dollars, unpriced_requests=cost.unpriced_requests)
+
+
 class TurnCostSchema(JsonModel):
     """A turn by its last reply: `quire context show CONVERSATION --reply NUMBER` prints its manifest."""
 
@@ -73,11 +86,15 @@ class TurnCostSchema(JsonModel):
     )
     tokens: int = Field(description="Input and output tokens of all steps.")
     unpriced_requests: int = Field(description="Its model calls whose cost is not known.")
+    sub_agents: SubAgentCostSchema | None = Field(description="Sub-agents that the turn called; null without any.")
 
     @classmethod
-    def from_turn(cls, turn: "TurnUsage", titles: Mapping[str, str]) -> "TurnCostSchema":
+    def from_turn(
+        cls, turn: "TurnUsage", titles: Mapping[str, str], sub_agents: "Mapping[str, SubAgentCosts]"
+    ) -> "TurnCostSchema":
         from quire.usage.insights import format_day
 
+        called = sub_agents[turn.conversation].turns.get((turn.branch, turn.seq))
         return cls(
             conversation=turn.conversation,
             title=titles.get(turn.conversation, ""),
@@ -88,6 +105,7 @@ class TurnCostSchema(JsonModel):
             cost_usd=None if turn.unpriced_requests and not turn.cost_nanos else turn.cost_nanos / NANOS_PER_DOLLAR,
             tokens=turn.tokens,
             unpriced_requests=turn.unpriced_requests,
+            sub_agents=SubAgentCostSchema.from_cost(called) if called is not None else None,
         )
 
 
@@ -125,8 +143,13 @@ class StatsSchema(JsonModel):
     pending_branches: int = Field(description="Branches with entries that are not counted yet.")
 
     @classmethod
-    def from_insights(cls, insights: "Insights", records: Iterable[ConversationRecord]) -> "StatsSchema":
-        """`records` are the conversations of the turns, with titles."""
+    def from_insights(
+        cls,
+        insights: "Insights",
+        records: Iterable[ConversationRecord],
+        sub_agents: "Mapping[str, SubAgentCosts]",
+    ) -> "StatsSchema":
+        """`records` are the conversations of the turns, with titles; `sub_agents` has the costs of each."""
         from quire.usage.insights import format_day
 
         report, titles = insights.report, {each.id: each.title for each in records}
@@ -143,7 +166,7 @@ class StatsSchema(JsonModel):
                 rules=[each.name for each in report.unused_rules],
                 tools=[each.name for each in report.unused_tools],
             ),
-            turns=[TurnCostSchema.from_turn(each, titles) for each in report.turns],
+            turns=[TurnCostSchema.from_turn(each, titles, sub_agents) for each in report.turns],
             suggestions=[SuggestionSchema.from_suggestion(each) for each in insights.suggestions],
             pending_branches=report.pending_branches,
         )
@@ -182,6 +205,7 @@ class ConversationStatsSchema(JsonModel):
     )
     unpriced_requests: int = Field(description="Model calls whose cost is not known.")
     unpriced_tokens: int = Field(description="Input and output tokens of these calls.")
+    sub_agents: SubAgentCostSchema
 
 
 def _to_groups(groups: "Iterable[UsageGroup]") -> list[UsageGroupSchema]:

@@ -15,6 +15,7 @@ from quire.model import Span
 from quire.model.policy import SLOTS
 from quire.schemas import JsonModel
 from quire.schemas.context import BranchDocument
+from quire.schemas.stats import SubAgentCostSchema
 
 _COST_DIGITS = 9
 
@@ -70,7 +71,12 @@ class TimelineSchema(BranchDocument):
     output_tokens: list[int | None]
     cache_read_tokens: list[int | None]
     cache_write_tokens: list[int | None]
-    cost_usd: list[float | None]
+    cost_usd: list[float | None] = Field(description="A lower bound for replies in `unpriced`; null if unknown.")
+    unpriced: list[int] = Field(description="Replies of the requests of which a price or the usage is not known.")
+    sub_agent_usd: list[float | None] = Field(
+        description="At the last request of a turn that called sub-agents, what these cost; else null."
+    )
+    sub_agents: SubAgentCostSchema = Field(description="Sub-agents of the whole conversation.")
     events: list[TimelineEventSchema] = Field(description="Compactions and edits after `since`, oldest first.")
     next_since: int | None = Field(description="Pass it as `since` to get the next page; null on the last page.")
 
@@ -99,6 +105,11 @@ class TimelineSchema(BranchDocument):
             cache_read_tokens=[row.cache_read_tokens for row in rows],
             cache_write_tokens=[row.cache_write_tokens for row in rows],
             cost_usd=[None if row.cost_usd is None else round(row.cost_usd, _COST_DIGITS) for row in rows],
+            unpriced=[row.reply for row in rows if not row.is_cost_complete],
+            sub_agent_usd=[
+                None if row.sub_agent_usd is None else round(row.sub_agent_usd, _COST_DIGITS) for row in rows
+            ],
+            sub_agents=SubAgentCostSchema.from_cost(timeline.sub_agents),
             events=[TimelineEventSchema.from_event(event) for event in timeline.events],
             next_since=timeline.next_since,
         )

@@ -155,7 +155,7 @@ class Contribution:
             counts = Counter(compactions=1, compacted_tokens=freed)
             if compaction.usage is not None:
                 calls = list_billed_calls(compaction.usage)
-                cost = _read_cost(compaction, calls, (compaction.usage.model, compaction.model), entry.created_at)
+                cost = read_cost(compaction, calls, (compaction.usage.model, compaction.model), entry.created_at)
                 counts += self._count_call(entry, day, compaction.model or "", calls, cost, question)
                 if compaction.strategy == IMPORTED_STRATEGY:
                     counts["imported_nanos"] = counts["cost_nanos"]
@@ -176,7 +176,7 @@ class Contribution:
         model = manifest.policy.model if manifest is not None else reported or ""
         ends_turn = _TOOL_CALL not in entry.raw
         calls = list_billed_calls(usage) if usage is not None else []
-        cost = _read_cost(metadata, calls, (reported, model), entry.created_at)
+        cost = read_cost(metadata, calls, (reported, model), entry.created_at)
         # A free call without usage is a copy: an imported fork repeats the history of another session.
         is_copy = usage is None and metadata.cost_usd == 0 and cost.is_complete
         counts = Counter[str]() if is_copy else self._count_call(entry, day, model, calls, cost, question)
@@ -262,7 +262,7 @@ def pair_documents(uses: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     return combinations(sorted(most_used), 2)
 
 
-def _read_cost(
+def read_cost(
     source: EntryMetadata | Compaction, calls: Sequence[BilledCall], models: Iterable[str | None], at: int
 ) -> Cost:
     """The cost of a call as it was charged or stated, else by the price list of its day.

@@ -1,13 +1,18 @@
 """The usage roll-up as a part of the store, and reports of it: totals, groups, items, turns by cost, document pairs."""
 
-from collections.abc import Collection, Sequence
+import sys
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
-from sqlalchemy import Connection, and_, func, select, tuple_
+from sqlalchemy import Connection, and_, func, select, true, tuple_
 
-from quire.db.schema import conversations, documents, uncounted_branches
+from quire.db.schema import branches, conversations, documents, entries, uncounted_branches
 from quire.db.store_part import StorePart, read, read_bulk, read_inline, write_bulk
 from quire.log.conversations import list_conversation_ids
+from quire.log.types import ConversationRecord
 from quire.usage import rollup
 from quire.usage.contribution import Dimension, TurnUsage, UsageCounts
 from quire.usage.rollup import RecountResult, document_pairs, usage_contributions, usage_totals, usage_turns
@@ -178,6 +183,16 @@ def has_uncounted(connection: Connection, tenant: str) -> bool:
     return connection.execute(query.limit(1)).first() is not None or rollup.has_outdated(connection, tenant)
 
 
+def list_uncounted(connection: Connection, tenant: str, session: str) -> list[str]:
+    """The conversations of a client's session with entries that are not in the roll-up yet."""
+    key = (conversations.c.tenant == uncounted_branches.c.tenant) & (
+        conversations.c.conversation == uncounted_branches.c.conversation
+    )
+    query = select(conversations.c.conversation).distinct().join(uncounted_branches, key)
+    where = conversations.c.tenant == tenant, conversations.c.session == session
+    return list(connection.execute(query.where(*where)).scalars())
+
+
 def read_item_counts(
     connection: Connection, tenant: str, *, items: Collection[tuple[Dimension, str]]
 ) -> dict[tuple[Dimension, str], UsageCounts]:
@@ -204,31 +219,126 @@ class ConversationCost(NamedTuple):
     client: str
     session: str
     project: str
-    is_sub_agent: bool
+    purpose: str | None
+    created_at: int
     cost_nanos: int
+    """A lower bound if calls have no known price."""
+    unpriced_requests: int
+
+    @property
+    def is_sub_agent(self) -> bool:
+        return self.purpose == "subagent"
 
 
-def list_conversation_costs(connection: Connection, tenant: str) -> list[ConversationCost]:
-    """The conversations with a cost, the highest first."""
-    cost = func.sum(usage_contributions.c.cost_nanos)
-    names = ("conversation", "title", "client", "session", "project", "purpose")
+def list_conversation_costs(
+    connection: Connection, tenant: str, *, session: str | None = None
+) -> list[ConversationCost]:
+    """The conversations, or those of a client's session, by cost, the highest first."""
+    used = func.coalesce(func.sum(usage_contributions.c.cost_nanos), 0)
+    unpriced = func.coalesce(func.sum(usage_contributions.c.unpriced_requests), 0)
+    names = ("conversation", "title", "client", "session", "project", "purpose", "created_at")
     query = (
-        select(*(conversations.c[name] for name in names), cost)
-        .join(
+        select(*(conversations.c[name] for name in names), used, unpriced)
+        .outerjoin(
             usage_contributions,
             (usage_contributions.c.tenant == conversations.c.tenant)
-            & (usage_contributions.c.conversation == conversations.c.conversation),
+            & (usage_contributions.c.conversation == conversations.c.conversation)
+            & (usage_contributions.c.dimension == "all"),
         )
-        .where(conversations.c.tenant == tenant, usage_contributions.c.dimension == "all")
+        .where(conversations.c.tenant == tenant, true() if session is None else conversations.c.session == session)
         .group_by(*(conversations.c[name] for name in names))
-        .having(cost > 0)
-        .order_by(cost.desc(), conversations.c.conversation)
+        .order_by(used.desc(), conversations.c.conversation)
     )
     rows = [tuple[Any, ...](row) for row in connection.execute(query)]
     return [
-        ConversationCost(row[0], row[1], row[2] or "", row[3] or "", row[4] or "", row[5] == "subagent", int(row[6]))
+        ConversationCost(row[0], row[1], row[2] or "", row[3] or "", row[4] or "", *row[5:7], *map(int, row[7:]))
         for row in rows
     ]
+
+
+class SubAgentCost(NamedTuple):
+    """What sub-agents cost that a conversation started, or one of its turns."""
+
+    sub_agents: int = 0
+    cost_nanos: int = 0
+    """A lower bound if calls have no known price."""
+    unpriced_requests: int = 0
+
+
+class SubAgentCosts(NamedTuple):
+    total: SubAgentCost = SubAgentCost()
+    turns: Mapping[tuple[int, int], SubAgentCost] = MappingProxyType({})
+    """By branch and last reply of the turn in which a sub-agent was called."""
+
+
+def read_sub_agent_costs(connection: Connection, tenant: str, record: ConversationRecord) -> SubAgentCosts:
+    """What the sub-agents of a main conversation cost, in all and by turn.
+
+    They share its session. A turn of a sub-agent belongs to the newest question of the main conversation before it,
+    also if the sub-agent goes on in the background after that turn. If a session has several main conversations, a
+    sub-agent belongs to the newest one that existed.
+    """
+    session, conversation = record.origin.session if record.origin is not None else None, record.id
+    if session is None or not record.is_main:
+        return SubAgentCosts()
+    costs = list_conversation_costs(connection, tenant, session=session)
+    mains = sorted((each.created_at, each.conversation) for each in costs if each.purpose is None)
+
+    def find_main(at: int) -> str:
+        return mains[max(0, bisect_right(mains, (at, "\U0010ffff")) - 1)][1]
+
+    own = [each for each in costs if each.is_sub_agent and find_main(each.created_at) == conversation]
+    if not own:
+        return SubAgentCosts()
+    names = [conversation, *(each.conversation for each in own)]
+    questions = _read_question_times(connection, tenant, names)
+    columns = [usage_turns.c[name] for name in TurnUsage._fields]
+    where = usage_turns.c.tenant == tenant, usage_turns.c.conversation.in_(names)
+    turns = [TurnUsage._make(row) for row in connection.execute(select(*columns).where(*where))]
+    starts = sorted(
+        (_find_time(questions, turn), turn.branch, turn.seq) for turn in turns if turn.conversation == conversation
+    )
+    by_turn: defaultdict[tuple[int, int], list[TurnUsage]] = defaultdict(list)
+    for turn in turns:
+        if turn.conversation != conversation and starts:
+            at = _find_time(questions, turn)
+            _, branch, seq = starts[max(0, bisect_right(starts, (at, sys.maxsize, 0)) - 1)]
+            by_turn[branch, seq].append(turn)
+    return SubAgentCosts(
+        SubAgentCost(len(own), sum(each.cost_nanos for each in own), sum(each.unpriced_requests for each in own)),
+        {
+            key: SubAgentCost(
+                len({turn.conversation for turn in each}),
+                sum(turn.cost_nanos for turn in each),
+                sum(turn.unpriced_requests for turn in each),
+            )
+            for key, each in by_turn.items()
+        },
+    )
+
+
+def _read_question_times(
+    connection: Connection, tenant: str, names: Sequence[str]
+) -> dict[tuple[str, int], list[tuple[int, int]]]:
+    """Number and time of each user's message, by conversation and branch, after 0 and the time when the branch began:
+    it may fork behind a question."""
+    keys = [branches.c[name] for name in ("conversation", "branch", "created_at")]
+    own = select(*keys).where(branches.c.tenant == tenant, branches.c.conversation.in_(names))
+    found: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for name, branch, at in [tuple[Any, ...](row) for row in connection.execute(own)]:
+        found[name, branch] = [(0, at)]
+    columns = [entries.c[name] for name in ("conversation", "branch", "seq", "at")]
+    where = entries.c.tenant == tenant, entries.c.conversation.in_(names), entries.c.role == "user"
+    rows = connection.execute(select(*columns).where(*where).order_by(*columns))
+    for name, branch, seq, at in [tuple[Any, ...](row) for row in rows]:
+        found[name, branch].append((seq, at))
+    return found
+
+
+def _find_time(questions: Mapping[tuple[str, int], list[tuple[int, int]]], turn: TurnUsage) -> int:
+    """Time of the question that a turn answers."""
+    times = questions[turn.conversation, turn.branch]
+    return times[bisect_right(times, (turn.seq, 0)) - 1][1]
 
 
 class UsageRollup(StorePart):
@@ -246,6 +356,18 @@ class UsageRollup(StorePart):
         while await self.run(write_bulk, rollup.count_conversation, conversation):
             pass
         return await self.run(read, rollup.read_conversation, conversation)
+
+    async def list_session_costs(self, session: str) -> list[ConversationCost]:
+        """The conversations of a client's session by cost, after what is not counted yet of them."""
+        for each in await self.run(read, list_uncounted, session):
+            await self.read_conversation(each)
+        return await self.list_conversation_costs(session=session)
+
+    async def read_sub_agents(self, conversation: ConversationRecord) -> SubAgentCosts:
+        """What the sub-agents of a conversation cost, after what is not counted yet of its session."""
+        if conversation.origin is not None and conversation.origin.session is not None:
+            await self.list_session_costs(conversation.origin.session)
+        return await self.run(read_bulk, read_sub_agent_costs, conversation)
 
     async def recount(self) -> RecountResult:
         """Compares the roll-up with a full count of the log, and corrects what differs."""

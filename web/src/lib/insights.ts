@@ -12,9 +12,22 @@ export const GROUPINGS: readonly Grouping[] = ["day", "model", "project", "sourc
 /** In place of a number that is not known. */
 export const UNKNOWN = "–";
 
+interface Cost {
+  cost_usd: number | null;
+  unpriced_requests: number;
+}
+
+/** The cost of a conversation or a turn and its sub-agents. */
+export function addSubAgents(own: Cost & { sub_agents: Cost | null }): Cost {
+  return {
+    cost_usd: (own.cost_usd ?? 0) + (own.sub_agents?.cost_usd ?? 0),
+    unpriced_requests: own.unpriced_requests + (own.sub_agents?.unpriced_requests ?? 0),
+  };
+}
+
 /** The cost, a lower bound if calls have no known price, or a dash if none has one. */
-export function formatCost(counts: UsageGroup["counts"]): string {
-  if (!counts.unpriced_requests) return formatDollars(counts.cost_usd);
+export function formatCost(counts: Cost): string {
+  if (!counts.unpriced_requests) return formatDollars(counts.cost_usd ?? 0);
   return counts.cost_usd ? `≥ ${formatDollars(counts.cost_usd)}` : UNKNOWN;
 }
 

@@ -13,6 +13,7 @@ from quire.model import BranchState, EntryKind, Message
 from quire.schemas import JsonModel
 from quire.schemas.entries import EntrySchema, entry_to_schema
 from quire.schemas.records import BranchSchema, ConversationSchema, IntegrityFaultSchema
+from quire.schemas.stats import SubAgentCostSchema
 from quire.server.dependencies import (
     AfterSeq,
     BranchQuery,
@@ -38,8 +39,11 @@ entries_router = APIRouter(prefix="/api/conversations/{conversation}", tags=["en
 
 class ConversationDetailSchema(ConversationSchema):
     cost_usd: float = Field(
-        description="Cost of all model calls so far, with imported ones, in US dollars; calls without a price count 0."
+        description="Cost of all model calls so far, with imported ones, in US dollars; a lower bound if "
+        "`unpriced_requests` is not 0."
     )
+    unpriced_requests: int = Field(description="Model calls whose cost is not known.")
+    sub_agents: SubAgentCostSchema
     branches: list[BranchSchema]
     branch_used_last: int = Field(description="Number of the branch that was appended to last.")
 
@@ -177,6 +181,8 @@ async def _load_detail(engine: Engine, conversation: str) -> ConversationDetailS
     return ConversationDetailSchema(
         **record._asdict(),
         cost_usd=await store.get_conversation_cost(conversation),
+        unpriced_requests=(await store.usage.read_conversation(conversation)).unpriced_requests,
+        sub_agents=SubAgentCostSchema.from_cost((await store.usage.read_sub_agents(record)).total),
         branches=[BranchSchema.from_record(branch) for branch in branches],
         branch_used_last=choose_branch_used_last(branches).number,
     )

@@ -58,7 +58,8 @@ async def read_stats(
     insights = await read_insights(engine.store.usage, since=since, groupings=by or USAGE_GROUPINGS, limit=limit)
     ids = {turn.conversation for turn in insights.report.turns}
     records = await engine.store.fill_titles(*[await engine.store.get_conversation(each) for each in sorted(ids)])
-    return StatsSchema.from_insights(insights, records)
+    sub_agents = {each.id: await engine.store.usage.read_sub_agents(each) for each in records}
+    return StatsSchema.from_insights(insights, records, sub_agents)
 
 
 @router.get("/findings")

@@ -44,6 +44,7 @@ export const insights = {
     unusedKinds: { rules: "Regeln", tools: "Werkzeuge", documents: "Dokumente" },
     more: (count: string) => `und ${count} weitere`,
     costly: "Teuerste Runden",
+    withSubAgents: (cost: string) => `${cost} mit Unteragenten`,
     turn: "Runde",
     unpriced: (calls: number, tokens: number) => `${count(calls, forms.unpriced)} (${tokens.toLocaleString("de")} Token).`,
     views: { usage: "Nutzung", backtest: "Rückrechnung" },

@@ -121,6 +121,7 @@ export const settings: typeof english = {
   noRequests: "Noch keine Anfragen.",
   noKnownCost: "Von dieser Unterhaltung sind keine Kosten bekannt.",
   costOfConversation: (cost) => `Kosten dieser Unterhaltung: ${cost}.`,
+  costWithSubAgents: (cost, count) => `Mit ${count === 1 ? "ihrem Unteragenten" : `ihren ${count} Unteragenten`}: ${cost}.`,
   compactByHand: "Von Hand verdichten",
   planArchives: (seq, tokens) => `Alles bis #${seq} würde archiviert; das gibt etwa ${number(tokens)} Token frei.`,
   planSummarizes: (seq, tokens) =>

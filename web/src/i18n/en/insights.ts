@@ -44,6 +44,7 @@ export const insights = {
     unusedKinds: { rules: "Rules", tools: "Tools", documents: "Documents" },
     more: (count: string) => `and ${count} more`,
     costly: "Turns that cost most",
+    withSubAgents: (cost: string) => `${cost} with sub-agents`,
     turn: "Turn",
     unpriced: (calls: number, tokens: number) => `${count(calls, forms.unpriced)} (${tokens.toLocaleString("en")} tokens).`,
     views: { usage: "Usage", backtest: "Backtest" },

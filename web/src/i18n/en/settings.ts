@@ -95,6 +95,7 @@ export const settings = {
   noRequests: "No requests yet.",
   noKnownCost: "No cost of this conversation is known.",
   costOfConversation: (cost: string) => `Cost of this conversation: ${cost}.`,
+  costWithSubAgents: (cost: string, count: number) => `With ${count === 1 ? "its sub-agent" : `its ${count} sub-agents`}: ${cost}.`,
   compactByHand: "Compact by hand",
   planArchives: (seq: number, tokens: number) =>
     `It would archive everything up to #${seq} and free about ${number(tokens)} tokens.`,
