@@ -113,13 +113,13 @@ async def record_reply(
     entry = await _record_with_retry(recorder, request, first, incomplete=incomplete)
     if block is not None:
         newest = prepared.client_request.messages[-1:]
-        is_asked_for = any(is_compaction_trigger(each.message) for each in newest)
+        is_requested = any(is_compaction_trigger(each.message) for each in newest)
         await _append_compaction(
             prepared.recorder.engine,
             entry,
             block.summary or None,
             first.usage,
-            trigger="client" if is_asked_for else "provider",
+            trigger="client" if is_requested else "provider",
         )
     for number, other in enumerate(others, start=1):
         engine = prepared.recorder.engine
@@ -138,7 +138,7 @@ async def _append_compaction(
     *,
     trigger: Literal["client", "provider"],
 ) -> None:
-    """Records a compaction by the provider, which the client may have asked for: its summary replaces all messages
+    """Records a compaction by the provider, which the client may have requested: its summary replaces all messages
     before the reply that contains it.
 
     OpenAI seals its summary. The reply is recorded already, and has the block: what fails here is logged.

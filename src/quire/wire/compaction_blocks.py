@@ -67,6 +67,6 @@ def drop_summary_requests(entries: Iterable[Entry]) -> list[Entry]:
             has_more = reply.tool_calls or (compaction.is_sealed and len(reply.parts) > 1)
             if has_more or read_summary(reply) != compaction.summary:
                 continue
-            is_asked_for = len(messages) > 1 and messages[-2].role == "user" and compaction.trigger != "provider"
-            del messages[-2 if is_asked_for else -1 :]
+            is_requested = len(messages) > 1 and messages[-2].role == "user" and compaction.trigger != "provider"
+            del messages[-2 if is_requested else -1 :]
     return messages
