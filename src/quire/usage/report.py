@@ -275,7 +275,7 @@ def read_sub_agent_costs(connection: Connection, tenant: str, record: Conversati
     """What the sub-agents of a main conversation cost, in all and by turn.
 
     They share its session. A turn of a sub-agent belongs to the newest question of the main conversation before it,
-    also if the sub-agent goes on in the background after that turn. If a session has several main conversations, a
+    also if the sub-agent runs in the background after that turn. If a session has several main conversations, a
     sub-agent belongs to the newest one that existed.
     """
     session, conversation = record.origin.session if record.origin is not None else None, record.id
