@@ -45,7 +45,9 @@ def test_a_marker_opens_to_the_summary_whose_citations_lead_to_their_messages(
     expect(marker).to_be_in_viewport()
 
 
-def test_a_summary_is_edited_and_the_edit_undone(page: Page, page_server: PageServer, demo_conversation: str) -> None:
+def test_a_summary_is_edited_and_the_edit_undone_and_redone(
+    page: Page, page_server: PageServer, demo_conversation: str
+) -> None:
     page.goto(page_server.url(demo_conversation))
     page.get_by_role("article", name="Compaction 2").get_by_role("button").first.click()
     page.get_by_role("button", name="Edit summary").click()
@@ -60,6 +62,9 @@ def test_a_summary_is_edited_and_the_edit_undone(page: Page, page_server: PageSe
     expect(edited).to_contain_text("undone")
     expect(page.get_by_role("article", name="Compaction 2")).to_contain_text("current summary")
     expect(page.get_by_role("article").last).to_contain_text("Compaction 3 undone")
+    edited.get_by_role("button", name="Redo").click()
+    expect(page.get_by_role("article", name="Compaction 4")).to_contain_text("current summary")
+    expect(page.get_by_role("button", name="Redo")).to_have_count(0)
 
 
 def test_undoing_every_compaction_leaves_nothing_archived(

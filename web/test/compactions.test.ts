@@ -33,6 +33,12 @@ test("undoing a compaction makes the superseded one active", () => {
   expect(entries.map((each) => each.status)).toEqual(["active", "undone"]);
 });
 
+test("only the compaction undone last can be redone, until another one is made", () => {
+  const entries = [compaction(20, 1, 1, 10), compaction(40, 2, 1, 30, { supersedes: 20 }), restore(41, 40), restore(42, 20)];
+  expect(listCompactions(entries).map((each) => each.canRedo)).toEqual([true, false]);
+  expect(listCompactions([...entries, compaction(50, 3, 1, 40)]).map((each) => each.canRedo)).toEqual([false, false, false]);
+});
+
 test("after all are undone none is active, and a new one can follow", () => {
   expect(listCompactions([compaction(20, 1, 1, 10), restore(21, 20)]).map((each) => each.status)).toEqual(["undone"]);
   const again = listCompactions([compaction(20, 1, 1, 10), restore(21, 20), compaction(30, 2, 1, 15)]);

@@ -173,6 +173,8 @@ export const compactions = {
   },
   undo: ({ conversation, branch }: BranchRef) =>
     requestJson<CompactionStatus>("DELETE", path(conversation, "/compaction"), { query: { branch } }),
+  redo: ({ conversation, branch }: BranchRef) =>
+    requestJson<CompactionStatus>("POST", path(conversation, "/compaction/redo"), { query: { branch } }),
 };
 
 export const documents = {

@@ -10,6 +10,8 @@ export interface CompactionEntry {
   createdAt: number;
   compaction: Compaction;
   status: Status;
+  /** Whether it was undone last, and none was made since. */
+  canRedo: boolean;
   /** Messages that it archived itself, without those that the superseded compaction had archived already. */
   archivedCount: number;
   freedTokens: number;
@@ -19,11 +21,13 @@ export interface CompactionEntry {
 export function listCompactions(entries: readonly Entry[]): CompactionEntry[] {
   const bySeq = new Map<number, CompactionEntry>();
   let active: number | null = null;
+  let undoneLast: CompactionEntry | undefined;
   for (const entry of entries) {
     if (entry.kind === "restore") {
       const undone = bySeq.get(entry.body.compaction);
       if (!undone) continue;
       undone.status = "undone";
+      undoneLast = undone;
       active = undone.compaction.supersedes ?? null;
       continue;
     }
@@ -35,11 +39,14 @@ export function listCompactions(entries: readonly Entry[]): CompactionEntry[] {
       createdAt: entry.created_at,
       compaction,
       status: "replaced",
+      canRedo: false,
       archivedCount: countNewlyArchived(compaction, superseded?.compaction, entries),
       freedTokens: Math.max(0, compaction.tokens_before - compaction.tokens_after),
     });
     active = entry.seq;
+    undoneLast = undefined;
   }
+  if (undoneLast) undoneLast.canRedo = true;
   markActiveChain(bySeq, active);
   return [...bySeq.values()];
 }

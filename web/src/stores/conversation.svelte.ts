@@ -289,7 +289,14 @@ export class ConversationStore implements MessageTarget {
     const status = await notices.run(() => compactions.undo(this.branchRef));
     if (!status) return;
     const { waiting } = status;
-    notices.show(waiting ? t("undoWaitsNotice", waiting.added_tokens) : t("compactionUndoneNotice"));
+    const text = waiting ? t("undoWaitsNotice", waiting.added_tokens) : t("compactionUndoneNotice");
+    notices.show(text, { undo: () => void this.redoCompaction() });
+    await this.refresh();
+  }
+
+  async redoCompaction(): Promise<void> {
+    if (!(await notices.run(() => compactions.redo(this.branchRef)))) return;
+    this.announceCompaction(t("compactionRedoneNotice"));
     await this.refresh();
   }
 

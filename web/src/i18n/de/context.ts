@@ -195,6 +195,7 @@ export const context: typeof english = {
   notNow: "Nicht jetzt",
   compactedNotice: "Verdichtet. Nichts wurde gelöscht.",
   compactionUndoneNotice: "Verdichtung rückgängig gemacht.",
+  compactionRedoneNotice: "Verdichtung wieder aktiv.",
   summarySavedNotice: "Zusammenfassung gespeichert.",
   youEditedSummary: "Sie haben die Zusammenfassung bearbeitet",
   messagesArchived: (value) => `${count(value, { one: "Nachricht", other: "Nachrichten" })} archiviert`,

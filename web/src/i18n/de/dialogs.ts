@@ -11,6 +11,7 @@ export const dialogs: typeof english = {
   close: "Schließen",
   cancel: "Abbrechen",
   undo: "Rückgängig",
+  redo: "Wiederholen",
   dismiss: "Ausblenden",
 
   // API key

@@ -198,6 +198,7 @@ export const context = {
   notNow: "Not now",
   compactedNotice: "Compacted. Nothing was deleted.",
   compactionUndoneNotice: "Compaction undone.",
+  compactionRedoneNotice: "Compaction made active again.",
   summarySavedNotice: "Summary saved.",
   youEditedSummary: "You edited the summary",
   messagesArchived: (value: number) => `${count(value, { one: "message", other: "messages" })} archived`,

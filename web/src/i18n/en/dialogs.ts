@@ -12,6 +12,7 @@ export const dialogs = {
   close: "Close",
   cancel: "Cancel",
   undo: "Undo",
+  redo: "Redo",
   dismiss: "Dismiss",
 
   // API key
