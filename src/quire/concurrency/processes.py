@@ -8,9 +8,10 @@ import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
+from multiprocessing import parent_process, resource_tracker
+from multiprocessing.connection import wait
 from multiprocessing.context import SpawnContext, SpawnProcess
-from threading import Lock
+from threading import Lock, Thread
 
 SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"
 """Like Python's option `-P`: neither the working directory nor a script's folder is on `sys.path`."""
@@ -25,6 +26,19 @@ def get_spawn_context() -> SpawnContext:
         with _safe_path():
             resource_tracker.ensure_running()
     return _SafeSpawnContext()
+
+
+def exit_with_parent() -> None:
+    """Initializer of a pool's processes. If their parent is killed, they would wait for work forever."""
+    parent = parent_process()
+    if parent is None:
+        return
+
+    def wait_and_exit() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    Thread(target=wait_and_exit, daemon=True).start()
 
 
 class _SafeProcess(SpawnProcess):

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from quire.concurrency.processes import get_spawn_context
+from quire.concurrency.processes import exit_with_parent, get_spawn_context
 from quire.concurrency.worker_threads import run_in_worker, run_sized
 from quire.db.dialects import sanitize_text
 from quire.engine.message_index import schedule_indexing
@@ -214,7 +214,7 @@ def read_in_processes(source: Source, files: Sequence[Path], options: ImportOpti
     if options.processes < 2 or sum(size for _, size in sizes) < MIN_PARALLEL_BYTES:
         yield from read_batches(source, files, options)
         return
-    with ProcessPoolExecutor(options.processes, mp_context=get_spawn_context()) as pool:
+    with ProcessPoolExecutor(options.processes, mp_context=get_spawn_context(), initializer=exit_with_parent) as pool:
         reading: deque[Future[list[ReadBatch]] | list[Path]] = deque()
         for group, is_small in _group_files(sizes):
             reading.append(pool.submit(_read_group, source, group, options) if is_small else group)
