@@ -9,6 +9,7 @@ QuireError
 │   ├── DocumentNotFound
 │   ├── MemoryNotFound
 │   ├── KeyNotFound
+│   ├── UserNotFound
 │   ├── RequestNotFound
 │   └── ResponseNotFound
 ├── Conflict
@@ -21,7 +22,10 @@ QuireError
 │   └── TurnLeaseLost
 ├── AccessDenied
 │   ├── InvalidKey
+│   │   └── SignInRequired
+│   ├── SignInRefused
 │   ├── InsufficientScope
+│   ├── RoleRequired
 │   ├── ModelNotAllowed
 │   └── CrossOriginRequest
 ├── TooManyRequests
@@ -59,6 +63,7 @@ QuireError
 │   └── ModelUnavailable
 │       └── ModelTimeout
 ├── SummaryFailed
+├── SignInUnavailable
 └── MissingExtra
 
 A class's docstring is its default message; the message says what happened, to which item, and what to do next.

@@ -145,7 +145,10 @@ def names_encoding(node: ast.Call) -> bool:
 def test_a_terminal_without_unicode_gets_question_marks(encoding: str, tmp_path: Any):
     environ = {"HOME": str(tmp_path), "PATH": "", "PYTHONIOENCODING": encoding, "PYTHONPATH": os.pathsep.join(sys.path)}
     outcome = subprocess.run(
-        [sys.executable, "-m", "quire", "doctor", "--offline"], env=environ, capture_output=True, cwd=tmp_path
+        [sys.executable, "-m", "quire", "doctor", "--offline", "--set", "model=gpt-4o"],
+        env=environ,
+        capture_output=True,
+        cwd=tmp_path,
     )
     assert b"Traceback" not in outcome.stderr
     arrow = "→".encode(encoding, errors="replace")

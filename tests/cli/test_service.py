@@ -20,7 +20,7 @@ from quire.cli.service import PASSED_VARIABLES, format_agent, format_task, forma
 from quire.cli.session_status import format_status_line
 from quire.cli.statusline import NOT_RUNNING
 from quire.log.types import ConversationOrigin
-from quire.model import Compaction, Draft, Message, Span
+from quire.model import Compaction, Draft, Message, Span, Usage
 from quire.store import SqlStore
 
 WORDS = ["/opt/a b/100% $HOME/quire", "serve", "$x"]
@@ -180,11 +180,11 @@ async def test_a_session_has_the_cost_and_the_compactions_of_its_conversations(s
     for name, purpose in (("main", None), ("title", "side")):
         origin = ConversationOrigin(client="claude-code", session="s1", purpose=purpose)
         await store.create_conversation(name, origin=origin)
-        await store.append(name, Draft(body=Message.user("Hello")), Draft(body=Message.user("again")))
-        await store.spending.add_cost(name, 0.21)
+        reply = Draft(body=Message.assistant("Hi"), usage=Usage(input_tokens=9, output_tokens=3), cost_usd=0.21)
+        await store.append(name, Draft(body=Message.user("Hello")), reply)
     await store.append("main", Draft(body=Compaction(number=1, covers=Span(first=1, last=1), summary="We met. [#1]")))
     line = await format_status_line(store, {"session_id": "s1"})
-    assert line == "session $0.42 · today $0.00 · 1 compaction"
+    assert line == "session $0.42 · today $0.42 · 1 compaction"
 
 
 def test_the_status_line_imports_little():

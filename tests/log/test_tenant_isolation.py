@@ -67,8 +67,9 @@ UNPROTECTED = rf"""
         ) FROM pg_policy WHERE polrelid = relation.oid
     ))
 """
-# test_keys covers the extra policy for a presented key; test_worklist the one for ids and times of conversations.
-TABLES_WITH_EXTRA_POLICIES = {"quire_api_keys", "quire_branches", "quire_conversations"}
+# test_keys covers the extra policy for a presented key; test_worklist the one for ids and times of conversations. The
+# one of background responses is of the same kind: only the owner's function may read ids of all tenants by it.
+TABLES_WITH_EXTRA_POLICIES = {"quire_api_keys", "quire_background_responses", "quire_branches", "quire_conversations"}
 COLUMNS = "SELECT column_name FROM information_schema.columns WHERE table_name = %s ORDER BY ordinal_position"
 
 Session = psycopg.Connection[tuple[Any, ...]]

@@ -302,5 +302,5 @@ async def test_an_unknown_route(store: SqlStore, client: WireFormatName):
         assert error.get("type", error.get("status")) in (
             "not_found_error",
             "invalid_request_error",
-            "INVALID_ARGUMENT",
+            "NOT_FOUND",
         )

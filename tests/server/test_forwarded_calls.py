@@ -257,8 +257,8 @@ class TestReferences:
 
 
 UNSERVED_PATHS = [
-    "files", "files/file-1", "../admin", "%2e%2e/admin", "x/%2e%2e/%2e%2e/admin/keys", "..%2f..%2fadmin", "embeddings/",
-    "/embeddings", "embeddings/../files", "embeddings/%2e%2e/files", "embeddings%3fx=1", "Embeddings", "batches",
+    "../admin", "%2e%2e/admin", "x/%2e%2e/%2e%2e/admin/keys", "..%2f..%2fadmin", "embeddings/",
+    "/embeddings", "embeddings/../files", "embeddings/%2e%2e/files", "embeddings%3fx=1", "Embeddings",
     "chat/completions/", "chat//completions", "responses/resp_1/../resp_2", "@evil.example/x", "completions",
 ]  # fmt: skip
 

@@ -61,9 +61,15 @@ def test_headers_of_sessions_add_to_the_known_ones():
         ({"models": {"m": {"window": 0}}}, "models.m.window .*greater than 0"),
         ({"models": {"m": {"input_price": 1}}}, r"models.m \(a file\): set input_price and output_price together"),
         ({"models": {"m": {"cached_input_price": 1}}}, "cached_input_price needs input_price"),
-        ({"models": {"m": {"wire_format": "telex"}}}, "models.m.wire_format .*'chat', 'messages' or 'responses'"),
+        (
+            {"models": {"m": {"wire_format": "telex"}}},
+            "models.m.wire_format .*'chat', 'messages', 'responses' or 'gemini'",
+        ),
         ({"upstreams": {"m": {"base_url": "", "context_limit": 1}}}, "upstreams.m.context_limit .*the fields are"),
-        ({"upstreams": {"m": {"base_url": "", "speaks": ["telex"]}}}, "upstreams.m.speaks.0 .*'chat', 'messages' or"),
+        (
+            {"upstreams": {"m": {"base_url": "", "speaks": ["telex"]}}},
+            "upstreams.m.speaks.0 .*'chat', 'messages', 'responses' or",
+        ),
         ({"upstreams": {"m": {"base_url": "", "speaks": []}}}, "upstreams.m.speaks .*at least 1 item"),
         (
             {"upstreams": {"m": {"base_url": "", "credentials": "client", "api_key_env": "K"}}},

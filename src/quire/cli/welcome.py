@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from quire.cli.platforms import IS_WINDOWS
 
-AGENT_PROGRAM_NAMES = ("claude", "codex", "opencode")
+AGENT_PROGRAM_NAMES = ("claude", "codex", "gemini", "opencode")
 """Agents that `quire run` connects."""
 COMMAND_COLUMNS = 32
 """Width of the column of commands."""
@@ -48,7 +48,7 @@ def find_first_run(environ: Mapping[str, str]) -> FirstRun | None:
 
 def format_welcome(first_run: FirstRun, *, is_windows: bool = False) -> str:
     agent = first_run.agents[0] if first_run.agents else AGENT_PROGRAM_NAMES[0]
-    found = f"{', '.join(first_run.agents)} found" if first_run.agents else "Claude Code, Codex, opencode"
+    found = f"{', '.join(first_run.agents)} found" if first_run.agents else "Claude Code, Codex, Gemini CLI"
     first_steps = [("quire init", f"use the key in {first_run.key_variable}")]
     if first_run.key_variable is None:
         first_steps = [
