@@ -64,7 +64,7 @@ def format_welcome(first_run: FirstRun, *, is_windows: bool = False) -> str:
         ('quire ask "What can you do?"', "one answer"),
         ("quire chat", "a conversation in the terminal"),
         "",
-        f"Or put it between an agent and its model ({found}):",
+        f"Or put it before an agent's model ({found}):",
         (f"quire run {agent}", "record its sessions, nothing else to set up"),
         ("quire import claude-code", "past sessions, to search and continue"),
         "",
