@@ -30,8 +30,8 @@ SYSTEMCTL = """#!/bin/sh
 unit="$HOME/.config/systemd/user/quire.service"
 case "$*" in
 *restart*)
-    sed -n 's/^ExecStart=//p' "$unit" > "$HOME/start.sh"
-    setsid sh "$HOME/start.sh" --port 0 > /dev/null 2> "$HOME/service.log" &
+    sed -n 's/^ExecStart=\\(.*\\)/exec \\1 --port 0/p' "$unit" > "$HOME/start.sh"
+    setsid sh "$HOME/start.sh" > /dev/null 2> "$HOME/service.log" &
     echo $! > "$HOME/service.pid" ;;
 *disable*) kill "$(cat "$HOME/service.pid")"; rm "$HOME/start.sh" "$HOME/service.pid" "$HOME/service.log" ;;
 esac
