@@ -271,16 +271,13 @@ class SubAgentCosts(NamedTuple):
     """By branch and last reply of the turn in which a sub-agent was called."""
 
 
-def read_sub_agent_costs(connection: Connection, tenant: str, record: ConversationRecord) -> SubAgentCosts:
+def read_sub_agent_costs(connection: Connection, tenant: str, conversation: str, session: str) -> SubAgentCosts:
     """What the sub-agents of a main conversation cost, in all and by turn.
 
     They share its session. A turn of a sub-agent belongs to the newest question of the main conversation before it,
     also if the sub-agent runs in the background after that turn. If a session has several main conversations, a
     sub-agent belongs to the newest one that existed.
     """
-    session, conversation = record.origin.session if record.origin is not None else None, record.id
-    if session is None or not record.is_main:
-        return SubAgentCosts()
     costs = list_conversation_costs(connection, tenant, session=session)
     mains = sorted((each.created_at, each.conversation) for each in costs if each.purpose is None)
 
@@ -358,16 +355,22 @@ class UsageRollup(StorePart):
         return await self.run(read, rollup.read_conversation, conversation)
 
     async def list_session_costs(self, session: str) -> list[ConversationCost]:
-        """The conversations of a client's session by cost, after what is not counted yet of them."""
-        for each in await self.run(read, list_uncounted, session):
-            await self.read_conversation(each)
+        """The conversations of a client's session by cost."""
+        await self._count_session(session)
         return await self.list_conversation_costs(session=session)
 
     async def read_sub_agents(self, conversation: ConversationRecord) -> SubAgentCosts:
-        """What the sub-agents of a conversation cost, after what is not counted yet of its session."""
-        if conversation.origin is not None and conversation.origin.session is not None:
-            await self.list_session_costs(conversation.origin.session)
-        return await self.run(read_bulk, read_sub_agent_costs, conversation)
+        """What the sub-agents of a conversation cost."""
+        session = conversation.origin.session if conversation.origin is not None else None
+        if session is None or not conversation.is_main:
+            return SubAgentCosts()
+        await self._count_session(session)
+        return await self.run(read_bulk, read_sub_agent_costs, conversation.id, session)
+
+    async def _count_session(self, session: str) -> None:
+        """Counts what the roll-up lacks of a session, so that its costs are those of the log."""
+        for each in await self.run(read, list_uncounted, session):
+            await self.read_conversation(each)
 
     async def recount(self) -> RecountResult:
         """Compares the roll-up with a full count of the log, and corrects what differs."""
