@@ -227,6 +227,7 @@ class BackgroundResponses:
         self._waiting: dict[tuple[str, str], None] = {}
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._leases: dict[tuple[str, str], TurnLease] = {}
+        self._deletions: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
     async def submit(self, tenant: str, request: StoredRequest, conversation: str) -> WireMessage:
@@ -364,7 +365,9 @@ class BackgroundResponses:
             raise StoreBusy("The store failed while the reply was recorded.")
         else:
             await self._end(store, request, "failed", events)
-        loop.call_later(EVENTS_SECONDS, lambda: loop.create_task(_delete_events(store, conversation, response_id)))
+        deletion = loop.create_task(_delete_events_later(store, conversation, response_id))
+        self._deletions.add(deletion)
+        deletion.add_done_callback(self._deletions.discard)
 
     async def _end(
         self, store: SqlStore, request: BackgroundRequest, status: str, events: _EventRecorder | None = None
@@ -437,13 +440,15 @@ class BackgroundResponses:
         for (tenant, _), lease in list(self._leases.items()):
             with suppress(QuireError):
                 await self._store.for_tenant(tenant).leases.end(lease)
-        tasks = list(self._running.values())
+        tasks = [*self._running.values(), *self._deletions]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
 
-async def _delete_events(store: SqlStore, conversation: str, response_id: str) -> None:
+async def _delete_events_later(store: SqlStore, conversation: str, response_id: str) -> None:
+    """When the server stops before, the rows stay until they expire."""
+    await asyncio.sleep(EVENTS_SECONDS)
     with suppress(QuireError):
         await store.turn_events.delete(conversation, response_id)
