@@ -55,6 +55,9 @@ async def test_a_conversation_has_the_items_of_all_its_responses(store: SqlStore
         renamed = await client.conversations.update(conversation.id, metadata=metadata)
         assert renamed.metadata == metadata
         assert (await client.conversations.retrieve(conversation.id)) == renamed
+        noted = await client.conversations.update(conversation.id, metadata={"user": "8"})
+        assert noted.metadata == {"title": "Wheels", "user": "8"}
+        assert (await client.conversations.retrieve(conversation.id)) == noted
         with pytest.raises(openai.UnprocessableEntityError):
             await client.conversations.update(conversation.id, metadata={"topic": "x" * 513})
         (stored,) = await store.list_conversations()

@@ -236,12 +236,14 @@ async def get_conversation(
 async def update_conversation(
     caller: ChatCaller, server_state: StateDep, conversation: ConversationPath, body: GatewayConversationUpdate
 ) -> dict[str, Any]:
+    """Replaces the metadata. The title changes only if it is among them, because other clients may have set it."""
     store = _get_store(server_state, caller)
     record = await _load_record(store, conversation)
-    title = body.metadata.get("title", "")[:MAX_TITLE_CHARS]
-    await store.rename_conversation(record.id, title)
+    if "title" in body.metadata:
+        record = record._replace(title=body.metadata["title"][:MAX_TITLE_CHARS])
+        await store.rename_conversation(record.id, record.title)
     await store.set_metadata(record.id, _drop_title(body.metadata))
-    return _to_object(record._replace(title=title), body.metadata)
+    return _to_object(record, body.metadata)
 
 
 @conversations_router.delete("/{conversation}", summary="Purge a conversation")
