@@ -27,6 +27,7 @@ awrap_model_call, awrap_tool_call, open_middleware, wrap_model_call, wrap_tool_c
 after_model_request, before_model_request, for_run, get_toolset, open_capability, prepare_model_request, prepare_tools
 
 # The entry point of a process that `quire run` starts.
+serve_commands
 serve_run
 
 # Fields of values that are stored, or returned as JSON.

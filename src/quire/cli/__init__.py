@@ -28,6 +28,17 @@ def main() -> None:
 
         print_status_line()
         return
+    from quire.cli.command_client import FORKED_COMMANDS, IS_SUPPORTED, run_forked
+
+    if IS_SUPPORTED and sys.argv[1:] and sys.argv[1] in FORKED_COMMANDS:
+        exit_code = run_forked()
+        if exit_code is not None:
+            sys.exit(exit_code)
+    run_app()
+
+
+def run_app() -> None:
+    """Runs the command of this process with all that it imports."""
     import gc
     import os
 

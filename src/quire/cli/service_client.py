@@ -78,6 +78,15 @@ def connect_service(path: str | None = None) -> Connection | None:
     path = path or get_socket_path()
     if not HAS_UNIX_SOCKETS:
         return _connect_loopback(path)
+    connection = connect_to_user(path)
+    if connection is None:
+        return None
+    descriptor = connection.detach()
+    return Connection(os.fdopen(descriptor, "rb"), os.fdopen(os.dup(descriptor), "wb"))
+
+
+def connect_to_user(path: str) -> "_socket.socket | None":
+    """Connects to a Unix socket of this user; None if no server listens there, or if it may be another user's."""
     connection = _socket.socket(_socket.AF_UNIX)
     connection.settimeout(CONNECT_SECONDS)
     try:
@@ -90,8 +99,7 @@ def connect_service(path: str | None = None) -> Connection | None:
         connection.close()
         return None
     connection.settimeout(None)
-    descriptor = connection.detach()
-    return Connection(os.fdopen(descriptor, "rb"), os.fdopen(os.dup(descriptor), "wb"))
+    return connection
 
 
 def ask_service(message: "dict[str, Any]") -> "dict[str, Any] | None":
