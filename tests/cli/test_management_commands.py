@@ -383,7 +383,7 @@ def test_a_transcript_can_be_read_in_pieces(home: CliHome):
 def test_without_a_conversation_the_message_says_how_to_start_one(home: CliHome):
     home.database.unlink()
     assert run_json("conversation", "list") == {"conversations": []}
-    assert "start one with `quire chat`" in invoke_cli("conversation", "list").stdout
+    assert "`quire run claude`" in invoke_cli("conversation", "list").stdout
     failed = invoke_cli("context", "show")
     assert (failed.exit_code, failed.stdout) == (3, "")
-    assert "start one with `quire chat`" in failed.stderr
+    assert "`quire run claude`" in failed.stderr

@@ -29,6 +29,10 @@ DEFAULT_TENANT = "default"
 """Same as the store's, which takes long to import."""
 EXIT_FAILED = 1
 EXIT_NOT_FOUND = 3
+NO_CONVERSATION = (
+    "There is no conversation yet. `quire run claude` records one, `quire import` reads those that agents have stored, "
+    "and `quire chat` starts one."
+)
 CONVERSATION_PAGE_SIZE = 100
 """Conversations that one read lists."""
 MAX_NAMED_CONVERSATIONS = 10_000
@@ -265,7 +269,7 @@ async def resolve_conversation_id(store: "SqlStore", name: str | None) -> str:
     if name is None:
         recent = await store.list_conversations(limit=1, main_only=True)
         if not recent:
-            raise ConversationNotFound("There is no conversation yet; start one with `quire chat`.")
+            raise ConversationNotFound(NO_CONVERSATION)
         return recent[0].id
     with suppress(ConversationNotFound):
         return (await store.get_conversation(name)).id

@@ -11,6 +11,7 @@ from quire.cli import conversation_show
 from quire.cli.common import (
     DEFAULT_TENANT,
     EXIT_FAILED,
+    NO_CONVERSATION,
     BranchNumber,
     CommandTarget,
     ConversationName,
@@ -90,7 +91,7 @@ async def list_(
                 for each in listed
             ],
             right_aligned=("entries", "branches"), wrapped=("title",),
-        ) if listed else make_text("There is no conversation yet; start one with `quire chat`.")  # fmt: skip
+        ) if listed else make_text(NO_CONVERSATION)  # fmt: skip
 
     return Result(ConversationListSchema(conversations=listed), draw)
 

@@ -45,6 +45,7 @@ EXTRA_MODULES = {
     "mcp": "mcp",
     "server": "fastapi",
     "worker": "procrastinate",
+    "sso": "joserfc",
 }
 """A module by which an installed extra is recognized."""
 PROBE_BYTES = 65_536

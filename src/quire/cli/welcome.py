@@ -1,6 +1,6 @@
 """`quire` without a command, before it was ever used: findings in what agents have stored on this machine.
 
-Where they have stored nothing, it says what Quire does, and the way to the first answer, in one screen.
+Where they have stored nothing, it says what Quire does, and the ways to a first conversation, in one screen.
 """
 
 import os
@@ -56,17 +56,18 @@ def format_welcome(first_run: FirstRun, *, is_windows: bool = False) -> str:
             ("quire init", "choose a model, write the settings"),
         ]
     lines: list[str | tuple[str, str]] = [
-        "Quire stores every message of your chats and agents, fits each request into the",
-        "model's context window, and records what the model was sent and why.",
+        "Quire is the flight recorder for the agent you use, with an undo that reaches",
+        "it: it records every request, and you decide what the model sees in the next.",
         "",
-        "Get a first answer:",
+        f"Record an agent ({found}):",
+        (f"quire run {agent}", "your login or key, nothing to set up"),
+        ("quire context undo", "bring back what its compaction removed"),
+        ("quire import claude-code", "past sessions, to search and continue"),
+        "",
+        "Or chat with a model yourself:",
         *first_steps,
         ('quire ask "What can you do?"', "one answer"),
         ("quire chat", "a conversation in the terminal"),
-        "",
-        f"Or put it before an agent's model ({found}):",
-        (f"quire run {agent}", "record its sessions, nothing else to set up"),
-        ("quire import claude-code", "past sessions, to search and continue"),
         "",
         "Then look at what happened:",
         ("quire serve --open", "the web interface"),
