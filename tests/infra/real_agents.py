@@ -13,14 +13,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 CODEX_FOLDER = Path(__file__).parents[2] / ".cache" / "codex"
 RUN_TIMEOUT_SECONDS = 240.0
+MAX_LINE_BYTES = 16 * 1024 * 1024
+"""Of an agent's output: one line may have a whole message."""
 
 CLAUDE_MODEL = "claude-sonnet-5-5"
 """A name that Claude Code knows: it sends the newest forms, such as messages of the system's in the middle."""
@@ -106,16 +108,19 @@ class _Agent:
         passed = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
         return {**passed, "HOME": str(self.home), "NO_PROXY": "*", **self.env}
 
-    async def start(self, command: Sequence[str]) -> asyncio.subprocess.Process:
-        """Starts the agent in a process group of its own, without a terminal or any input."""
+    async def start(
+        self, command: Sequence[str], *, stdin: int = asyncio.subprocess.DEVNULL
+    ) -> asyncio.subprocess.Process:
+        """Starts the agent in a process group of its own, without a terminal, and by default without any input."""
         return await asyncio.create_subprocess_exec(
             *command,
             cwd=self.work,
             env=self.make_environment(),
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=stdin,
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL if stdin == asyncio.subprocess.PIPE else asyncio.subprocess.PIPE,
             start_new_session=True,
+            limit=MAX_LINE_BYTES,
         )
 
     async def _finish(self, command: Sequence[str], timeout_seconds: float) -> tuple[str, str, int]:
@@ -165,6 +170,34 @@ class Claude(_Agent):
         return AgentRun(
             stdout, stderr, exit_code, tuple(events), result.get("session_id"), str(result.get("result") or "")
         )
+
+    @asynccontextmanager
+    async def converse(self, *flags: str) -> AsyncIterator[Callable[[str], Awaitable[dict[str, Any]]]]:
+        """Runs one process for many prompts; yields what sends a prompt and waits for its result."""
+        binary, _, _, *options = self.make_command("", *flags)
+        formats = ["--output-format", "stream-json", "--input-format", "stream-json", "--verbose"]
+        command = [binary, "-p", *options, *formats]
+        process = await self.start(command, stdin=asyncio.subprocess.PIPE)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        sink, source = process.stdin, process.stdout
+
+        async def ask(prompt: str) -> dict[str, Any]:
+            line = json.dumps({"type": "user", "message": {"role": "user", "content": prompt}})
+            sink.write(line.encode() + b"\n")
+            async with asyncio.timeout(RUN_TIMEOUT_SECONDS):
+                while output := await source.readline():
+                    event = json.loads(output)
+                    if event["type"] == "result":
+                        return event
+            raise AssertionError("Claude Code ended")
+
+        try:
+            yield ask
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
 
 
 SMALL_PROMPT_FLAGS = ("--bare", "--system-prompt", "Be brief.", "--tools", "Bash")

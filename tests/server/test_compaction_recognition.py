@@ -16,6 +16,7 @@ from gateway_fixtures import GatewayHarness, run_gateway
 from infra.scripted_provider import ProviderRequest, ScriptedProvider, ScriptedReply, run_scripted_provider
 from infra.sizes import IS_FULL_SIZE
 from proxy.client_lists import Item, make_answer, make_question
+from quire.log import MAIN_BRANCH
 from quire.store import SqlStore
 
 SESSIONS = 25 if IS_FULL_SIZE else 2
@@ -188,3 +189,36 @@ async def test_compactions_of_agents_are_recognized_and_nothing_else(store: SqlS
                 requests, compactions = requests + agent.requests, compactions + expected
     assert compactions == SESSIONS * COMPACTIONS
     assert requests > 6 * compactions
+
+
+@pytest.mark.parametrize("has_tail", [True, False], ids=["tail", "summary only"])
+@pytest.mark.parametrize("has_session", [True, False], ids=["session", "list alone"])
+async def test_a_rewind_to_a_compaction_forks_there(store: SqlStore, *, has_session: bool, has_tail: bool):
+    """The list is the summary, what the agent kept, and another question; what followed is on another branch."""
+    replies: list[ScriptedReply] = []
+    with run_provider(replies) as provider:
+        upstreams: Any = {"*": {"base_url": provider.openai_url, "speaks": ["messages"]}}
+        headers = {} if has_session else {HEADERS["messages"]: ""}
+        async with run_gateway(store, provider.openai_url, upstreams=upstreams, session_headers=headers) as harness:
+            agent = Agent("claude", "s", random.Random(3), harness, replies)
+            for question in ("Begin.", "More."):
+                await agent.take_turn(question)
+            tail = agent.items[-1:] if has_tail else []
+            await agent.compact()
+            # Claude Code separates the summary and the next question by a message of the system's.
+            agent.summary.append({"role": "system", "content": "The following deferred tools are now available."})
+            agent.items = [*tail]
+            await agent.take_turn("After it.")
+            [main] = [each for each in await store.list_conversations() if each.is_main]
+            [compaction] = await store.read_range(main.id, kinds=["compaction"])
+            before = await store.get_branch(main.id, MAIN_BRANCH)
+            agent.items = [*tail]
+            await agent.take_turn("Instead of it.")
+            await agent.take_turn("And on.")
+            assert await store.get_branch(main.id, MAIN_BRANCH) == before
+            newest = max(await store.list_branches(main.id), key=lambda each: each.updated_at)
+            assert newest.fork_seq == compaction.seq
+            after = await store.read_range(main.id, branch=newest.number, first=compaction.seq + 1)
+            assert {entry.kind for entry in after} == {"message"}
+            questions = [entry.message.text for entry in after if entry.message.text.endswith("it.")]
+            assert questions == ["Instead of it."]

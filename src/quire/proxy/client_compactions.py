@@ -2,7 +2,8 @@
 
 An agent has the model summarize its list, and then begins a new list with that summary. So a list whose start is not
 stored, and in which a message contains the text of a reply that the log has from this session, continues the
-conversation that the summary covers.
+conversation that the summary covers. A client that names no session is searched for in the conversations without one,
+if its list begins as an agent begins it after a compaction: other clients often begin lists that are not stored.
 """
 
 import re
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from quire.log import Branch, ConversationOrigin, ConversationRecord
 from quire.model import Compaction, Entry, Message, Span, TextPart
 from quire.store import SqlStore
-from quire.wire.agent_boilerplate import SUMMARY_OPENINGS
+from quire.wire.agent_boilerplate import OPENCODE_SUMMARY_QUESTION, SUMMARY_OPENINGS
 from quire.wire.client_messages import ClientMessage, ParsedMessage
 from quire.wire.compaction_blocks import read_sealed, read_summary
 
@@ -23,6 +24,10 @@ MAX_SUMMARY_CHARS = 200_000
 """Maximum length of a message that is searched for a summary."""
 MAX_SESSION_CONVERSATIONS = 20
 """Maximum number of a session's conversations whose newest replies may be the summary."""
+MAX_RECENT_CONVERSATIONS = 50
+"""Maximum number of the newest conversations that are searched if the client names no session."""
+MAX_SEPARATE_ENTRIES = 3
+"""Entries of a conversation that may be a separate call for a summary: instructions, the request, and the reply."""
 MAX_SESSION_BRANCHES = 6
 """Maximum number of branches of each, the most recently used ones."""
 MAX_QUESTION_ENTRIES = 4
@@ -52,7 +57,11 @@ class SummaryReply:
 
     @property
     def is_side_call(self) -> bool:
-        return self.record.origin is not None and self.record.origin.purpose == "side"
+        """Whether the request was no part of the client's conversation. Without a session, only its length says so."""
+        origin = self.record.origin
+        if origin is None or origin.session is None:
+            return self.branch.head_seq <= MAX_SEPARATE_ENTRIES
+        return origin.purpose == "side"
 
 
 class FoundSummary(NamedTuple):
@@ -94,20 +103,41 @@ def find_summary(messages: Sequence[ClientMessage], replies: Iterable[SummaryRep
             continue
         places = (index for index, text in texts.items() if messages[index].role == "user" and summary in text)
         if (index := next(places, None)) is not None:
-            # Reminders of the agent's may be parts before it.
-            parts = [part.text for part in messages[index].message.parts if isinstance(part, TextPart)]
-            return FoundSummary(index, reply, any(text.lstrip().startswith(SUMMARY_OPENINGS) for text in parts))
+            return FoundSummary(index, reply, _has_opening(messages[index].message))
     return None
+
+
+def _has_opening(message: Message) -> bool:
+    """Whether it begins with an agent's words before a summary. Reminders of the agent's may be parts before them."""
+    texts = (part.text.lstrip() for part in message.parts if isinstance(part, TextPart))
+    return any(text.startswith(SUMMARY_OPENINGS) for text in texts)
+
+
+def has_summary_form(messages: Sequence[ClientMessage]) -> bool:
+    """Whether a list begins as a known agent begins it after a compaction."""
+    if messages[1:] and messages[1].role == "assistant" and messages[0].message.text == OPENCODE_SUMMARY_QUESTION:
+        return True
+    return any(
+        _has_opening(each.message)
+        if each.role == "user"
+        else not each.is_plain_text and read_sealed(each.message) is not None
+        for each in messages
+    )
+
+
+async def _list_scope(store: SqlStore, origin: ConversationOrigin) -> list[ConversationRecord]:
+    """The conversations of the client's session and agent, the most recently used first."""
+    if origin.session is not None:
+        records = await store.list_session(origin.session, limit=MAX_SESSION_CONVERSATIONS)
+        return [each for each in records if each.origin is not None and each.origin.agent == origin.agent]
+    records = await store.list_conversations(limit=MAX_RECENT_CONVERSATIONS)
+    return [each for each in records if each.origin is None or each.origin.session is None]
 
 
 async def load_summary_replies(store: SqlStore, origin: ConversationOrigin) -> list[SummaryReply]:
     """The newest reply of each branch in the client's session, the newest first."""
-    if origin.session is None:
-        return []
     found: list[SummaryReply] = []
-    for record in await store.list_session(origin.session, limit=MAX_SESSION_CONVERSATIONS):
-        if record.origin is None or record.origin.agent != origin.agent:
-            continue
+    for record in await _list_scope(store, origin):
         branches = sorted(await store.list_branches(record.id), key=lambda branch: -branch.updated_at)
         for branch in branches[:MAX_SESSION_BRANCHES]:
             newest = await store.read_tail(record.id, MAX_QUESTION_ENTRIES, branch=branch.number, kinds=["message"])
@@ -124,16 +154,23 @@ async def locate_covered(store: SqlStore, found: SummaryReply, origin: Conversat
     itself, if it did not; or in a separate conversation.
     """
     branch, question = found.branch, found.question
-    if found.record.origin is not None and found.record.origin.purpose is None and question is not None:
+    if not found.is_side_call and question is not None:
         if branch.lineage and branch.fork_seq >= question.seq - 1:
             parent = await store.get_branch(branch.conversation, branch.lineage[-1][0])
             return parent, branch.fork_seq
         return branch, found.reply.seq
-    for record in await store.list_session(origin.session or "", limit=MAX_SESSION_CONVERSATIONS):
-        if record.origin is not None and (record.origin.agent, record.origin.purpose) == (origin.agent, None):
-            branches = await store.list_branches(record.id)
-            newest = max(branches, key=lambda each: each.updated_at)
-            return newest, newest.head_seq
+    for record in await _list_scope(store, origin):
+        if record.id == found.record.id or (record.origin is not None and record.origin.purpose is not None):
+            continue
+        newest = max(await store.list_branches(record.id), key=lambda each: each.updated_at)
+        if origin.session is None:
+            # The request has the words of the conversation that it covers.
+            transcript = question.message.text if question is not None else ""
+            tail = await store.read_tail(record.id, MAX_QUESTION_ENTRIES, branch=newest.number, kinds=["message"])
+            texts = [entry.message.text for entry in tail if entry.role in ("user", "assistant")]
+            if not any(texts) or any(text not in transcript for text in texts):
+                continue
+        return newest, newest.head_seq
     return None
 
 

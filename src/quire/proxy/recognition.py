@@ -29,6 +29,7 @@ from quire.proxy.client_compactions import (
     build_compaction,
     find_recorded,
     find_summary,
+    has_summary_form,
     load_summary_replies,
     locate_covered,
 )
@@ -294,8 +295,10 @@ async def match_history(
     session = origin.session if origin is not None else None
     found = await store.match_history(paths, conversation=requested.conversation, session=session)
     has_reply = found is not None and any(each.role == "assistant" for each in messages[: found.length])
-    if requested.conversation is None and origin is not None and origin.purpose != "side" and not has_reply:
-        recognized = await _recognize_compaction(store, messages, paths, origin, size=size)
+    is_side_call = origin is not None and origin.purpose == "side"
+    if requested.conversation is None and not is_side_call and not has_reply:
+        scope = origin or ConversationOrigin()
+        recognized = await _recognize_compaction(store, messages, paths, scope, size=size)
         if recognized is not None:
             return recognized
     if not has_reply or find_compaction_block(messages[0].message) is not None:
@@ -368,6 +371,8 @@ async def _recognize_compaction(
     size: int,
 ) -> HistoryMatch | None:
     """Finds the conversation that a list continues if it begins with a summary, and records the compaction there."""
+    if origin.session is None and not await run_sized(size, has_summary_form, messages):
+        return None
     replies = await load_summary_replies(store, origin)
     found = await run_sized(size, find_summary, messages, replies) if replies else None
     located = await locate_covered(store, found.reply, origin) if found is not None else None
@@ -377,19 +382,25 @@ async def _recognize_compaction(
     branch, last = located
     start = end = index + 1
     overlap = await _match_overlap(store, branch, messages[start:], size=size)
-    run: list[Entry] = []
-    if overlap is None and not is_certain and await find_recorded(store, branch, reply) is None:
+    recorded = await find_recorded(store, branch, reply)
+    if overlap is None and not is_certain and recorded is None:
         # A user who rewinds to the first message may quote a reply in it. A hook may have announced the compaction.
         return None
+    run = overlap.run if overlap is not None else []
+    newest = await store.read_tail(branch.conversation, 1, branch=branch.number, kinds=["message"])
     if overlap is not None:
-        run, start, end = overlap.run, start + overlap.first, end + overlap.last + 1
+        start, end = start + overlap.first, end + overlap.last + 1
         last = min(last, run[0].seq - 1)
-        if not overlap.continues_at_head:
-            branch = await _get_or_create_fork(store, branch, run[-1].seq)
-    else:
-        newest = await store.read_tail(branch.conversation, 1, branch=branch.number, kinds=["message"])
-        last = newest[-1].seq if newest else last
-    recorded = await find_recorded(store, branch, reply)
+    elif newest:
+        last = newest[-1].seq
+    at_head = overlap is not None and overlap.continues_at_head
+    last_reply = newest[-1].seq if newest and newest[-1].role == "assistant" else 0
+    if not at_head and recorded is not None and recorded.seq < last_reply:
+        # The user went back to the compaction, and what followed it stays on its branch.
+        branch = await _get_or_create_fork(store, branch, max(recorded.seq, run[-1].seq if run else 0))
+    elif not at_head and overlap is not None:
+        branch = await _get_or_create_fork(store, branch, run[-1].seq)
+        recorded = await find_recorded(store, branch, reply)
     if recorded is None:
         compaction = build_compaction(branch, last, reply)
         [recorded] = await store.append(branch.conversation, compaction, branch=branch.number)
