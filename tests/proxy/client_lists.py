@@ -1,4 +1,4 @@
-"""Lists of messages as clients of the three formats send them."""
+"""Lists of messages as clients of the four formats send them."""
 
 from typing import Any
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infra.sizes import IS_FULL_SIZE
 from proxy.client_lists import EDITORS, Item, make_answer, make_calls, make_question, make_results
 from quire.model.entry_bodies import ContextEpoch, EditedSummary, Span
 from quire.proxy.context_edits import DropTarget, LogTexts, RequestedEdits, edit_list, plan_epoch, splice_items
@@ -178,7 +179,7 @@ def run_session(wire: str, steps: list[tuple[str, int]]) -> Session:
 
 
 @pytest.mark.parametrize("wire", list(EDITORS))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=500 if IS_FULL_SIZE else 60, deadline=None)
 @given(steps=STEPS)
 def test_edited_lists_are_valid_stable_and_idempotent(wire: str, steps: list[tuple[str, int]]) -> None:
     run_session(wire, steps)
@@ -252,6 +253,54 @@ def test_a_restored_question_is_not_sent_twice_and_instructions_stay() -> None:
             epoch = plan_epoch(items, None, RequestedEdits(summary=summary), editor, may_break=True)
             assert epoch is not None
             assert edit_list(items, epoch, LogTexts(restored=covered), editor).apply(items) == expected
+
+
+@pytest.mark.parametrize("is_partial", [True, None])
+@pytest.mark.parametrize("is_repeated", [True, False], ids=["unanswered before", "new"])
+def test_a_question_in_the_message_of_the_summary_stays(*, is_partial: bool | None, is_repeated: bool) -> None:
+    """Claude Code puts the next question into the message of the summary if it kept no reply."""
+    editor = EDITORS["messages"]
+    summary, output, question = (
+        {"type": "text", "text": text}
+        for text in (
+            "This session is being continued from a previous conversation. Summary: a port.",
+            "<local-command-stdout>Compacted</local-command-stdout>",
+            "Which port?",
+        )
+    )
+    covered = [*make_question("messages", "It is 8123."), *make_answer("messages", "noted", "")]
+    covered += make_question("messages", "Which port?") if is_repeated else []
+    items: list[Item] = [
+        {"role": "user", "content": [summary, output, question | {"cache_control": {"type": "ephemeral"}}]},
+        {"role": "system", "content": "Be brief."},
+        *make_answer("messages", "I do not know.", ""),
+        *make_question("messages", "And now?"),
+    ]
+    requested = EditedSummary(
+        item=editor.make_anchor(items, 0), restored=Span(first=1, last=len(covered)), is_partial=is_partial
+    )
+    epoch = plan_epoch(items, None, RequestedEdits(summary=requested), editor, may_break=True)
+    assert epoch is not None
+    sent: Any = edit_list(items, epoch, LogTexts(restored=covered), editor).apply(items)
+    texts = [text for each in sent for text in editor.list_texts(each) if "Summary: a port." not in text]
+    answers = ["Be brief.", "I do not know.", "And now?"]
+    asked_texts = ["Which port?", output["text"]] if is_repeated else [output["text"], "Which port?"]
+    assert texts == ["It is 8123.", "noted", *asked_texts, *answers]
+    assert any("Summary: a port." in str(each) for each in sent) == bool(is_partial)
+    Provider("messages").check_pairs(sent)
+
+
+def test_another_summary_leaves_the_question_in_its_message() -> None:
+    editor = EDITORS["messages"]
+    [item] = make_question("messages", "This session is being continued from a previous conversation. A port.")
+    item["content"] += make_question("messages", "Which port?")[0]["content"]
+    items = [item, *make_answer("messages", "I do not know.", ""), *make_question("messages", "And now?")]
+    summary = EditedSummary(item=editor.make_anchor(items, 0), compaction=7)
+    epoch = plan_epoch(items, None, RequestedEdits(summary=summary), editor, may_break=True)
+    assert epoch is not None
+    sent: Any = edit_list(items, epoch, LogTexts(summary="The port is 8123."), editor).apply(items)
+    texts = [text for each in sent for text in editor.list_texts(each)]
+    assert texts == ["The port is 8123.", "Which port?", "I do not know.", "And now?"]
 
 
 def test_another_summary_takes_the_place_of_a_sealed_one() -> None:

@@ -92,18 +92,21 @@ def _replace_summary(
     before = [at for at in question_places if at < index]
     behind = [at for at in question_places if index < at < first_reply]
     is_whole = summary.restored is not None and not summary.is_partial
+    unanswered = [*takewhile(editor.is_question, reversed(bare))]
+    summarized, rest = editor.split_summary(objects[index])
+    if unanswered:
+        rest = [editor.remove_texts(each, editor.list_texts(unanswered[0])) for each in rest]
     if is_whole and not bare:
         # A purge may have removed all of it.
         return {}
     if is_whole:
-        replaced: dict[int, Sequence[WireMessage]] = {**dict.fromkeys(before, ()), index: bare}
+        replaced: dict[int, Sequence[WireMessage]] = {**dict.fromkeys(before, ()), index: [*bare, *rest]}
     elif summary.compaction is not None and texts.summary:
-        replaced = {index: [editor.replace_text(objects[index], texts.summary), *bare]}
+        replaced = {index: [editor.replace_text(summarized, texts.summary), *bare, *rest]}
     else:
-        replaced = {index: [editor.remove_texts(objects[index], questions.keys()), *bare]}
+        replaced = {index: [editor.remove_texts(summarized, questions.keys()), *bare, *rest]}
     # Clients keep messages of the user before the summary and behind it. One that is restored is at its own place. The
     # last one before a reply may repeat an earlier one, unless what is restored ends with it.
-    unanswered = [*takewhile(editor.is_question, reversed(bare))]
     if unanswered and behind and set(editor.list_texts(unanswered[0])) <= set(editor.list_texts(objects[behind[-1]])):
         questions[editor.join_texts(unanswered[0])] -= 1
         replaced[behind[-1]] = ()

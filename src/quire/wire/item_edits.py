@@ -87,6 +87,10 @@ class ItemEditor(ABC):
         remaining = [block for block in blocks if block.get("text") not in texts]
         return {**item, "content": remaining} if remaining and len(remaining) < len(blocks) else item
 
+    def split_summary(self, item: WireMessage) -> tuple[WireMessage, Sequence[WireMessage]]:
+        """A message with an agent's summary, and what the agent put behind the summary, as an item of its own."""
+        return item, ()
+
     def is_reply(self, item: WireMessage) -> bool:
         return item.get("role") == "assistant"
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from quire.model.json_values import filter_objects, get_text
 from quire.wire import WireMessage
+from quire.wire.agent_boilerplate import CLAUDE_SUMMARY_OPENING
 from quire.wire.item_edits import ItemEditor
 
 THINKING_TYPES = ("thinking", "redacted_thinking")
@@ -47,6 +48,18 @@ class MessagesItemEditor(ItemEditor):
         content = item.get("content")
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else filter_objects(content)
         return [{**item, "content": [*blocks, {"type": "text", "text": text}]}]
+
+    def split_summary(self, item: WireMessage) -> tuple[WireMessage, Sequence[WireMessage]]:
+        blocks = filter_objects(item.get("content"))
+        openings = (
+            place
+            for place, block in enumerate(blocks, 1)
+            if (get_text(block, "text") or "").lstrip().startswith(CLAUDE_SUMMARY_OPENING)
+        )
+        end = next(openings, len(blocks))
+        if end == len(blocks):
+            return item, ()
+        return {**item, "content": blocks[:end]}, [{**item, "content": blocks[end:]}]
 
     def has_signed_thinking(self, item: WireMessage) -> bool:
         return any(block.get("type") in THINKING_TYPES for block in filter_objects(item.get("content")))
