@@ -159,8 +159,8 @@ async def test_why_names_what_was_learned(store: SqlStore):
         await handle_lines(session, "Which lights has the harbour?")
         await session.runtime.engine.runtime.jobs.wait()
     conversation = session.runtime.conversation
-    decision = find_decision(await conversation.preview("Which lights has the harbour?"), "lights")
-    session.screen.show_block(Group(*draw_explanation("lights", decision)))
+    manifest = await conversation.preview("Which lights has the harbour?")
+    session.screen.show_block(Group(*draw_explanation("lights", find_decision(manifest, "lights"), manifest)))
     assert "score × 0.8: in 5 requests, and no reply used it" in read_session_output(session)
 
 

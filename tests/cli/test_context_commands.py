@@ -259,6 +259,16 @@ def test_why_finds_messages_by_number_and_items_by_name(home: CliHome, item: str
     assert run_json("context", "why", item)["decision"]["reason"] == reason
 
 
+def test_why_names_the_compaction_and_the_messages_around(home: CliHome):
+    decisions = run_json("context", "show")["manifest"]["decisions"]
+    compaction = next(each["span"]["first"] for each in decisions if each["kind"] == "summary")
+    archived = invoke_cli("context", "why", "2").stdout
+    assert f"archived: the summary of compaction #{compaction} replaces it" in " ".join(archived.split())
+    run = run_json("context", "why", "2")["decision"]["span"]
+    assert run["first"] < run["last"]
+    assert f"#2, in #{run['first']} to #{run['last']}" in archived
+
+
 def test_why_can_ask_about_an_earlier_request(home: CliHome):
     assert run_json("context", "why", "2", "--reply", "7")["decision"]["reason"] == "recent"
     assert invoke_cli("context", "why", "99").exit_code == 3

@@ -491,15 +491,23 @@ async def why(
     document = ExplainedItemSchema(
         conversation=conversation.id, branch=conversation.branch, reply=reply, item=item, decision=decision
     )
-    return Result(document, lambda _: draw_explanation(item, decision))
+    return Result(document, lambda _: draw_explanation(item, decision, manifest))
 
 
-def draw_explanation(item: str, decision: "Decision") -> "Iterable[RenderableType]":
-    yield make_text(f"{item}: {'included' if decision.included else 'not included'} ({explain_decision(decision)})")
+def draw_explanation(item: str, decision: "Decision", manifest: "Manifest") -> "Iterable[RenderableType]":
+    reason, subject = explain_decision(decision), format_decision_subject(decision)
+    if decision.reason == "archived":
+        compactions = [
+            each.span.first for each in manifest.decisions if each.kind == "summary" and each.span is not None
+        ]
+        reason = f"archived: the summary of compaction #{compactions[0]} replaces it" if compactions else reason
+    if decision.span is not None and decision.span.first != decision.span.last:
+        subject = f"#{item.removeprefix('#')}, in {subject}"
+    yield make_text(f"{item}: {'included' if decision.included else 'not included'} ({reason})")
     yield make_field_table(
         [
             ("kind", decision.kind),
-            ("item", format_decision_subject(decision)),
+            ("item", subject),
             ("slot", decision.slot),
             ("tokens", decision.tokens or None),
             ("score", decision.score),

@@ -103,7 +103,7 @@ async def _why(session: CommandSession, argument: str) -> None:
     bare = item.removeprefix("#")
     manifest = await session.runtime.conversation.preview()
     decision = find_decision(manifest, int(bare) if bare.isdecimal() else item)
-    session.screen.show_block(Group(*draw_explanation(item, decision)))
+    session.screen.show_block(Group(*draw_explanation(item, decision, manifest)))
 
 
 @slash_command("summary", "", "show the summary that replaces archived messages")
