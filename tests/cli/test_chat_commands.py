@@ -295,6 +295,14 @@ async def test_an_unusable_model_changes_nothing(store: SqlStore):
     assert (await handle_lines(session, "Hi"))[0] == "A"
 
 
+async def test_an_unusable_model_is_named_before_the_first_question(store: SqlStore):
+    session = await make_session(store)
+    session.runtime._make_model = _raise_missing_key  # pyright: ignore[reportPrivateUsage]
+    session.check_model()
+    await wait_until(lambda: "OPENAI_API_KEY is not set" in read_session_output(session))
+    assert await session.runtime.conversation.messages() == []
+
+
 async def test_without_a_model_everything_but_sending_works(store: SqlStore):
     session = await make_session(store)
     session.runtime._make_model = _raise_missing_key  # pyright: ignore[reportPrivateUsage]

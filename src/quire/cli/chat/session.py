@@ -81,6 +81,24 @@ class ChatSession:
             self.screen.print_blank_line()
         await self._show_compactions()
 
+    def check_model(self) -> None:
+        """Creates the model while the user types the first question, and says at once if it cannot be used."""
+
+        async def create() -> None:
+            try:
+                await asyncio.to_thread(lambda: self.runtime.model)
+            except QuireError as error:
+                # A question that was faster gets the same answer by itself.
+                if not self._busy:
+                    await self._print_above_prompt(lambda error=error: self.screen.show_error(error))
+
+        self._start(create())
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def stop(self) -> None:
         """Stops the running turn or command, not the session."""
         self._stop.set()
@@ -127,9 +145,7 @@ class ChatSession:
         if isinstance(event, ContextCompacted):
             self._pending_compactions.append(event.entry)
             if not self._busy:
-                task = asyncio.get_running_loop().create_task(self._show_compactions())
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._start(self._show_compactions())
         elif self._busy:
             self.screen.show(event)
 
@@ -201,6 +217,8 @@ async def run_chat(overrides: Sequence[str], chat_options: ChatOptions) -> None:
                 async for step in runtime.engine.index_vault():
                     progress.update(step.done, step.total)
             await session.reload_completions()
+        if sys.stdin.isatty():
+            session.check_model()
         await run_input_loop(session, reader)
 
 
