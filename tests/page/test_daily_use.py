@@ -49,11 +49,21 @@ def test_a_failed_turn_is_tried_again_also_after_a_reload(
     send_message(page, "Which gate first?")
     expect(page.get_by_role("alert")).to_contain_text(FAILURE, timeout=30_000)
     page.reload()
-    expect(page.locator(".unanswered")).to_contain_text("has no answer")
+    expect(page.get_by_role("alert")).to_contain_text(FAILURE)
     monkeypatch.undo()
     page.get_by_role("button", name="Try again").click()
     expect(newest_article(page)).to_contain_text("You asked: Which gate first?")
-    expect(page.get_by_text("has no answer")).to_have_count(0)
+    expect(page.get_by_role("alert")).to_have_count(0)
+    page.reload()
+    expect(newest_article(page)).to_contain_text("You asked: Which gate first?")
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_what_is_typed_on_the_first_screen_goes_to_the_message_field(page: Page, page_server: PageServer) -> None:
+    page.goto(page_server.url())
+    expect(page.get_by_role("heading", name="See what the model sees")).to_be_visible()
+    page.keyboard.type("Why is the sill wet?")
+    expect(page.get_by_role("textbox", name="Message")).to_have_value("Why is the sill wet?")
 
 
 def test_an_answer_is_regenerated_on_a_branch_of_its_own(

@@ -39,6 +39,34 @@ SMALL_TARGETS = """(minimum) => {
 }"""
 
 
+CUT_TEXTS = """() => {
+    const isScroller = (style) => /auto|scroll/.test(style.overflowX);
+    // Text ends with an ellipsis, or is hidden on purpose.
+    const isMarked = ({ textOverflow, webkitLineClamp, clipPath }) =>
+        textOverflow === "ellipsis" || webkitLineClamp !== "none" || clipPath !== "none";
+    const found = new Set();
+    const root = document.querySelector("dialog[open]") ?? document.body;
+    const texts = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+        const text = texts.currentNode;
+        if (!text.data.trim() || !text.parentElement.checkVisibility({ visibilityProperty: true })) continue;
+        const range = document.createRange();
+        range.selectNodeContents(text);
+        const { right, width } = range.getBoundingClientRect();
+        let edge = innerWidth;
+        for (let box = text.parentElement; box; box = box.parentElement) {
+            const style = getComputedStyle(box);
+            if (isScroller(style) || isMarked(style)) edge = Infinity;
+            else if (style.overflowX !== "visible") edge = Math.min(edge, box.getBoundingClientRect().right);
+            if (edge === Infinity) break;
+        }
+        if (width && right > edge + 1) found.add(text.data.trim().slice(0, 80));
+    }
+    return [...found];
+}"""
+"""Texts that end at an edge in the middle of a word, without an ellipsis or a way to scroll to the rest."""
+
+
 @dataclass
 class Tour:
     """A window that goes from state to state and collects what is wrong in each."""
@@ -53,6 +81,7 @@ class Tour:
         found = run_axe(self.page)
         if self.page.evaluate("document.documentElement.scrollWidth > innerWidth"):
             found.append("it is wider than the window")
+        found += [f"cut text: {each}" for each in self.page.evaluate(CUT_TEXTS)]
         if self.viewport == "phone":
             found += [f"small target: {each}" for each in self.page.evaluate(SMALL_TARGETS, TARGET_PX)]
         self.faults += [f"{name}: {each}" for each in found]
@@ -325,7 +354,13 @@ def test_turns(
     send_message(page, "Which gate first?")
     expect(page.get_by_role("alert")).to_contain_text(FAILURE, timeout=30_000)
     tour.check("error-card")
+    page.evaluate("sessionStorage.clear()")
     page.reload()
     expect(page.locator(".unanswered")).to_contain_text("has no answer")
     tour.check("unanswered")
+    tour.open(
+        create_conversation(page_server, *[Message.user("The sill is wet. " * 300), Message.assistant("Yes.")] * 8)
+    )
+    expect(page.locator("header .meter")).to_contain_text("compacts it first")
+    tour.check("overfull")
     assert tour.report() == ""

@@ -79,14 +79,14 @@ export function describeSteps(group: StepGroup, outcomes: readonly (CallOutcome 
   return phrases.join(", ") + describeCompactions(group);
 }
 
-/** "Turn of 300 steps" above its first steps, "Steps 21 to 40" above later ones; null where one group has the whole turn. */
+/** "Steps 21 to 40" of a turn that several groups share; null where one group has the whole turn. */
 export function describePart(group: StepGroup, find: (reply: number) => TimelineRequest | undefined, turns: ReadonlyMap<number, TurnTotals>): string | null {
   const replies = group.entries.filter(callsTools);
   const [first, last] = [find(replies[0]?.seq ?? 0), find(replies.at(-1)?.seq ?? 0)];
   const total = (first && turns.get(first.turn)?.steps) ?? 0;
   // The last step is the answer.
   if (!first || !last || total <= replies.length + 1) return null;
-  return first.step === 1 ? t("turnOfSteps", total) : t("stepsOfLongTurn", first.step, last.step);
+  return t("stepsOfLongTurn", first.step, last.step);
 }
 
 /** "12 min 4 s · $0.52" for a whole turn. */

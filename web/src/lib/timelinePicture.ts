@@ -52,6 +52,7 @@ export interface PictureParts {
 const CUTS_HEIGHT = 24;
 const AXIS_HEIGHT = 18;
 const HEADING_HEIGHT = 20;
+const LABEL_HEIGHT = 13;
 const BAND_GAP = 5;
 const MIN_LABEL_DISTANCE = 62;
 const MIN_TURN_LABEL_DISTANCE = 76;
@@ -317,16 +318,16 @@ class Pen {
 
   text(
     text: string, x: number, y: number,
-    { align = "left", color = "soft", outlined = false }: { align?: CanvasTextAlign; color?: PictureColor; outlined?: boolean } = {},
+    { align = "left", color = "soft", boxed = false }: { align?: CanvasTextAlign; color?: PictureColor; boxed?: boolean } = {},
   ): void {
     const { context } = this;
     context.textAlign = align;
-    if (outlined) {
-      context.strokeStyle = this.colors.leaf;
-      context.lineWidth = 4;
-      context.lineJoin = "round";
-      context.strokeText(text, x, y);
-      context.lineWidth = 1;
+    if (boxed) {
+      const { width } = context.measureText(text);
+      context.fillStyle = this.colors.leaf;
+      context.globalAlpha = 0.85;
+      context.fillRect((align === "right" ? x - width : x) - 2, y - 10, width + 4, 13);
+      context.globalAlpha = 1;
     }
     context.fillStyle = this.colors[color];
     context.fillText(text, x, y);
@@ -363,14 +364,16 @@ function drawLimit(pen: Pen, { layout, view, timeline, scale, texts }: PictureIn
     if (value !== null && value <= top) {
       pen.line(color, [Math.max(layout.left, toX(layout, view, start)), toY(value), x, toY(value)], [...dashes]);
       const text = name === "window" ? texts.window(value) : texts.trigger(value);
-      if (isLast) pen.text(text, layout.left + 5, toY(value) + (name === "window" ? -5 : 13), { color, outlined: true });
+      // Above its line, unless the line of the window leaves no room there.
+      const isRoomy = name === "window" || ((requests[index]?.window ?? Infinity) - value) * (layout.slotsHeight / top) >= LABEL_HEIGHT;
+      if (isLast) pen.text(text, layout.left + 5, toY(value) + (isRoomy ? -4 : 13), { color, boxed: true });
     }
     start = index + 1;
   }
 }
 
 function drawMessageAxis(pen: Pen, layout: PictureLayout, head: number, heading: string): void {
-  pen.text(heading, layout.left, layout.messagesTop - 6, { color: "ink", outlined: true });
+  pen.text(heading, layout.left, layout.messagesTop - 6, { color: "ink", boxed: true });
   const step = chooseStep(head, layout.messagesHeight < 120 ? 3 : 6);
   for (let seq = step; seq <= head; seq += step) {
     const y = layout.messagesTop + ((seq - 0.5) / head) * layout.messagesHeight;
@@ -385,7 +388,7 @@ function drawBandLabels(pen: Pen, { layout, view, breaks, scale, texts }: Pictur
     if (height) pen.text(text, layout.left - 6, top + height / 2 + 4, { align: "right" });
   }
   if (layout.costHeight >= 20) {
-    pen.text(formatDollars(scale.cost), edge - 2, layout.costTop + 10, { align: "right", outlined: true });
+    pen.text(formatDollars(scale.cost), edge - 2, layout.costTop + 10, { align: "right", boxed: true });
   }
   if (!layout.cacheHeight) return;
   const places = breaks.map((index) => toX(layout, view, index + 0.5)).filter((x) => x >= layout.left && x <= edge);

@@ -1,15 +1,23 @@
-/** Unsent messages by conversation and branch, for this browser tab; a draft survives a switch and a reload. */
+/** What a branch would lose in a reload, for this browser tab: the unsent message, and why its question has no answer. */
 
 import type { BranchRef } from "../api/calls";
 
-const STORAGE_PREFIX = "quire-draft:";
+interface TabStorage {
+  get: (branchRef: BranchRef) => string;
+  set: (branchRef: BranchRef, text: string) => void;
+}
 
-const keyOf = ({ conversation, branch }: BranchRef): string => `${STORAGE_PREFIX}${conversation}:${branch}`;
+function createStorage(prefix: string): TabStorage {
+  const keyOf = ({ conversation, branch }: BranchRef): string => `${prefix}${conversation}:${branch}`;
+  return {
+    get: (branchRef) => sessionStorage.getItem(keyOf(branchRef)) ?? "",
+    set: (branchRef, text) => {
+      if (text) sessionStorage.setItem(keyOf(branchRef), text);
+      else sessionStorage.removeItem(keyOf(branchRef));
+    },
+  };
+}
 
-export const drafts = {
-  get: (branchRef: BranchRef): string => sessionStorage.getItem(keyOf(branchRef)) ?? "",
-  set: (branchRef: BranchRef, text: string): void => {
-    if (text) sessionStorage.setItem(keyOf(branchRef), text);
-    else sessionStorage.removeItem(keyOf(branchRef));
-  },
-};
+export const drafts = createStorage("quire-draft:");
+/** The error of the last turn; it counts while the branch ends with a question. */
+export const failures = createStorage("quire-failure:");

@@ -9,7 +9,7 @@ export const context: typeof english = {
   whichRequest: "Welche Anfrage",
   nextRequest: "Nächste Anfrage",
   replyNumber: (seq) => `Antwort #${seq}`,
-  noRecordedRequest: "Für diese Nachricht ist keine Anfrage gespeichert.",
+  noRecordedRequest: "Für diese Nachricht ist keine Anfrage gespeichert. Jede Anfrage wird mit ihrer Antwort gespeichert.",
   importedRequest: "Diese Antwort wurde importiert. Quire hat ihre Anfrage nicht gesehen; das Protokoll sagt über sie:",
   importedUsage: "Verbrauch der Anfrage",
   importedFates: (fates: string) => `Nach den Verdichtungen des Protokolls waren ihre Einträge: ${fates}.`,

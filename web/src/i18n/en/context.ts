@@ -10,7 +10,7 @@ export const context = {
   whichRequest: "Which request",
   nextRequest: "Next request",
   replyNumber: (seq: number) => `Reply #${seq}`,
-  noRecordedRequest: "No request is recorded for this message.",
+  noRecordedRequest: "No request is recorded for this message. Each request is recorded with its reply.",
   importedRequest: "This reply was imported. Quire did not see its request; the transcript says this about it:",
   importedUsage: "Usage of the request",
   importedFates: (fates: string) => `By the compactions of the transcript, its entries were: ${fates}.`,
