@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 def browser() -> "Iterator[Browser]":
     """One per module: Playwright's sync API runs an event loop, and async tests need their own."""
     require_browser()
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    # An event that does not come is a fault; on a busy machine it may come late.
+    expect.set_options(timeout=20_000)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=list(CHROMIUM_ARGS))
         yield chromium

@@ -7,6 +7,7 @@ import pytest
 from page_faults import collect_faults
 from page_server import PageServer
 from playwright.sync_api import Browser, Page, expect
+from test_daily_use import create_conversation
 
 from quire.model import Compaction, Message, Span, TextPart, ToolCallPart
 from quire.server.page import CONTENT_SECURITY_POLICY
@@ -123,6 +124,53 @@ def test_a_stream_with_script_does_nothing(page: Page, page_server: PageServer, 
     page.keyboard.press("Enter")
     expect(page.get_by_role("article").last).to_contain_text("Look at the context")
     assert_untouched(page)
+
+
+HOSTILE_PAGE = """<style>@import url(https://example.org/a.css);</style>
+<style>h1 { background: url(https://example.org/b.png) }</style>
+<meta http-equiv=refresh content='0;url=https://example.org/'><base href='https://example.org/'>
+<link rel=stylesheet href='https://example.org/c.css'><h1 onclick='parent.hacked = 1'>Press</h1>
+<img src='https://example.org/d.png' onerror='parent.hacked = 1'><iframe src='https://example.org/'></iframe>
+<a href='https://example.org/'>Leave</a><form action='https://example.org/'><button>Send</button></form>
+<script>parent.hacked = 1; top.location = 'https://example.org/'; fetch('https://example.org/')</script>
+"""
+
+WRITE = "(html) => { document.documentElement.innerHTML = html; }"
+
+
+@pytest.mark.parametrize("is_sanitized", [True, False], ids=["sanitized", "by the policy alone"])
+def test_a_preview_runs_no_script_and_loads_nothing(
+    browser: Browser, page_server: PageServer, *, is_sanitized: bool
+) -> None:
+    code = f"```html\n{HOSTILE_PAGE}\n```\n\n```svg\n<svg><text y='20'>A gate</text></svg>\n```"
+    conversation = create_conversation(page_server, Message.user("Draw."), Message.assistant(code))
+    context = browser.new_context(reduced_motion="reduce")
+    page = context.new_page()
+    sent, refused = set[str](), set[str]()
+    page.on("request", lambda request: sent.add(request.url))
+    page.on("requestfailed", lambda request: refused.add(request.url) if request.failure == "csp" else None)
+    page.goto(page_server.url(conversation))
+    page.get_by_role("button", name="Preview").first.click()
+    preview = page.frame_locator("iframe.preview")
+    expect(preview.get_by_role("heading", name="Press")).to_be_visible()
+    frame = next(each for each in page.frames if each.url.endswith("/preview"))
+    if not is_sanitized:
+        frame.evaluate(WRITE, HOSTILE_PAGE.replace("<meta", "<data"))
+    preview.get_by_role("heading", name="Press").click()
+    preview.get_by_role("button", name="Send").click()
+    assert frame.evaluate("origin") == "null"
+    assert frame.evaluate("fetch('/api/conversations').then(() => 'answered', () => 'refused')") == "refused"
+    if not is_sanitized:
+        frame.evaluate(WRITE, "<meta http-equiv=refresh content='0;url=https://example.org/'>")
+    page.wait_for_timeout(500)
+    assert {each for each in sent if "example.org" in each} == {each for each in refused if "example.org" in each}
+    page.get_by_role("button", name="Preview").first.click()
+    expect(page.locator("iframe.preview")).to_have_count(0)
+    page.get_by_role("button", name="Preview").last.click()
+    expect(page.frame_locator("iframe.preview").get_by_text("A gate")).to_be_visible()
+    assert page.evaluate("window.hacked") is None
+    assert page.url.startswith(f"http://127.0.0.1:{page_server.port}/")
+    context.close()
 
 
 def test_the_policy_refuses_script_that_gets_in_all_the_same(

@@ -260,6 +260,16 @@ def test_settings_show_what_they_would_do_before_they_are_saved(
     page_server.run(page_server.server_state.change_settings({"context_limit": 4_000}))
 
 
+def test_requests_that_are_still_loading_are_not_said_to_be_none(
+    page: Page, page_server: PageServer, demo_conversation: str
+) -> None:
+    # Never answered.
+    page.route(re.compile(r"/requests\?"), lambda route: None)
+    page.goto(page_server.url(demo_conversation, panel="context", reply=15))
+    expect(page.get_by_role("heading", name="Compare")).to_be_visible()
+    expect(page.get_by_text("There is no other request to compare with.")).to_have_count(0)
+
+
 def test_the_conversation_can_be_read_with_the_keyboard_alone(
     page: Page, page_server: PageServer, demo_conversation: str
 ) -> None:
@@ -272,7 +282,8 @@ def test_the_conversation_can_be_read_with_the_keyboard_alone(
     assert int(page.evaluate("document.activeElement.dataset.seq")) < int(last)
     page.get_by_role("group", name="Transcript").focus()
     page.keyboard.press("Home")
-    expect(page.locator("article[data-seq='1']")).to_be_in_viewport()
+    expect(page.get_by_role("article").first).to_contain_text("What do we know about")
+    expect(page.get_by_role("article").first).to_be_in_viewport()
     page.keyboard.press("Alt+3")
     expect(page.get_by_role("complementary", name="Usage")).to_be_visible()
     page.keyboard.press("Escape")

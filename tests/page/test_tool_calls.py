@@ -90,6 +90,10 @@ def write_session(folder: Path, session: str) -> list[Path]:
     lines.clear()
     side = {"isSidechain": True, "agentId": SUB_AGENT}
     add("user", "Count the ports in `tables/ports.py`.", **side)
+    arguments = {"file_path": f"{PROJECT}/tables/ports.py"}
+    add("assistant", [{"type": "tool_use", "id": "s0", "name": "Read", "input": arguments}], **side)
+    result = {"type": "tool_result", "tool_use_id": "s0", "content": "     1→PORTS = 31", "is_error": False}
+    add("user", [result], **side)
     add("assistant", [{"type": "text", "text": "There are **31 ports**."}], **side)
     child.write_text("".join(json.dumps(line) + "\n" for line in lines))
     # Of a file that still grows, the end is held back.
@@ -155,6 +159,14 @@ def test_calls_are_what_people_know_them_as(page: Page, page_server: PageServer,
     expect(other).to_contain_text("3.1 m")
     save_picture(page, "calls-open")
 
+    turn = page.locator(".sub-agent details").first
+    turn.locator("summary").first.click()
+    expect(turn.locator("summary").first).to_contain_text(re.compile(r"Sub-agent: Count.*1 call in 1 step · 36 s"))
+    expect(turn.locator("details.call summary").first).to_contain_text(re.compile(r"Read\s*tables/ports\.py"))
+    turn.locator("details.call summary").first.click()
+    expect(turn.locator("code")).to_have_text("PORTS = 31")
+    expect(turn).to_contain_text("There are 31 ports.")
+    save_picture(page, "sub-agent")
     page.get_by_role("link", name="Open the sub-agent’s conversation").click()
     expect(page.get_by_role("article").first).to_contain_text("Parent agent")
     expect(page.get_by_role("article").last).to_contain_text("There are 31 ports.")

@@ -27,6 +27,8 @@ CONTENT_SECURITY_POLICY: Final = "; ".join(
         "style-src 'self'",
         "img-src 'self' blob:",
         "connect-src 'self'",
+        # Previews, which have an origin and a policy of their own.
+        "frame-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
@@ -66,6 +68,27 @@ _NOTICE_POLICY: Final = "; ".join(
         "base-uri 'none'",
         "form-action {forms}",
         "frame-ancestors 'none'",
+    )
+)
+
+_PREVIEW_SCRIPT: Final = (
+    "addEventListener('message', (event) => {"
+    " if (event.source === parent) document.documentElement.innerHTML = event.data; }, { once: true });"
+)
+"""Renders what the page sends. The page has sanitized it, and the policy refuses its scripts and all addresses."""
+
+_PREVIEW_POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        f"script-src 'sha256-{b64encode(sha256(_PREVIEW_SCRIPT.encode()).digest()).decode()}'",
+        "style-src 'unsafe-inline'",
+        "img-src data:",
+        "font-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'self'",
+        # An origin of its own, also if somebody opens the address in a window.
+        "sandbox allow-scripts",
     )
 )
 
@@ -151,6 +174,12 @@ def add_page(app: FastAPI, *, static_dir: Path = STATIC_DIR) -> None:
             raise HTTPException(404, "The page has no icon, because it is not built; run `just web`.")
         return FileResponse(file, headers={**SECURITY_HEADERS, "Cache-Control": "public, max-age=86400"})
 
+    async def preview(_: Request) -> Response:
+        html = f'<!doctype html><meta charset="utf-8"><title>Preview</title><script>{_PREVIEW_SCRIPT}</script>'
+        headers = {**SECURITY_HEADERS, "Content-Security-Policy": _PREVIEW_POLICY, "Cache-Control": "no-cache"}
+        return HTMLResponse(html, headers=headers)
+
     app.add_route("/", index, include_in_schema=False)
+    app.add_route("/preview", preview, include_in_schema=False)
     app.add_route("/favicon.svg", icon, include_in_schema=False)
     app.mount("/assets", _ImmutableFiles(directory=static_dir / "assets", check_dir=False), name="assets")

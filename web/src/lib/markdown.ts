@@ -99,6 +99,8 @@ export async function decorate(root: Element): Promise<void> {
   if (codeBlocks.length) {
     const { highlightBlock } = await import("./highlighting");
     codeBlocks.forEach(highlightBlock);
+    const { addPreview } = await import("./preview");
+    codeBlocks.forEach(addPreview);
   }
 }
 

@@ -1,0 +1,46 @@
+/**
+ * Previews of HTML and SVG that a message contains. The text is sanitized, and rendered in a frame with an origin of its
+ * own, whose policy allows neither scripts of the text nor the network (`/preview` in `quire.server.page`).
+ */
+
+import DOMPurify from "dompurify";
+
+import { t } from "../i18n/language.svelte";
+
+/** Adds a button to a code block of HTML or SVG that opens and closes its preview. */
+export function addPreview(code: Element): void {
+  const text = code.textContent ?? "";
+  const isDrawing = /^\s*(?:<\?xml[^>]*>\s*)?<svg[\s>]/.test(text);
+  const block = code.closest(".scrolls");
+  if (!block || !(isDrawing || code.classList.contains("language-html"))) return;
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "copy-code";
+  button.textContent = t("preview");
+  button.setAttribute("aria-expanded", "false");
+  let frame: HTMLIFrameElement | null = null;
+  button.addEventListener("click", () => {
+    if (frame) frame.remove();
+    frame = frame ? null : createFrame(text);
+    if (frame) block.after(frame);
+    button.setAttribute("aria-expanded", String(frame !== null));
+  });
+  block.before(button);
+}
+
+function createFrame(text: string): HTMLIFrameElement {
+  const frame = document.createElement("iframe");
+  frame.className = "preview";
+  frame.title = t("previewFrame");
+  // Not `allow-same-origin`: the frame reads nothing of the page, and has no cookies.
+  frame.setAttribute("sandbox", "allow-scripts");
+  frame.src = "preview";
+  const html = DOMPurify.sanitize(text, {
+    USE_PROFILES: { html: true, svg: true, svgFilters: true },
+    WHOLE_DOCUMENT: true,
+    // A link would leave the preview.
+    FORBID_ATTR: ["href", "action", "formaction"],
+  });
+  frame.addEventListener("load", () => frame.contentWindow?.postMessage(html, "*"), { once: true });
+  return frame;
+}
