@@ -100,6 +100,8 @@ async def take_timeline_pictures(address: str, engine: Engine, folder: Path) -> 
         for name, (conversation, options) in pictures.items():
             page = await open_page(browser, f"{address}/{conversation}", **{"dark": False, **options})
             await page.get_by_role("slider", name="Request").wait_for()
+            # They are computed after the picture.
+            await page.get_by_text("the cache broke").wait_for(state="attached")
             await take_screenshot(page, name)
 
 
@@ -113,6 +115,7 @@ async def take_agent_pictures(address: str, sessions: AgentSessions) -> None:
             await take_screenshot(listed, f"page-agents{suffix}")
             compacted = await open_page(browser, f"{address}/{sessions.claude_code}", "at=7", dark=dark)
             await compacted.get_by_role("article", name="Compaction by Claude Code").get_by_role("button").first.click()
+            await compacted.get_by_text("From here on Claude Code sends").evaluate("each => each.scrollIntoView()")
             await take_screenshot(compacted, f"page-agent-compaction{suffix}")
 
 
@@ -169,11 +172,13 @@ async def open_page(browser: Browser, address: str, query: str = "", *, dark: bo
     )
     page = await context.new_page()
     await page.goto(f"{address}?{query}" if query else address)
+    await page.locator("header .meter .bar").wait_for()
     await page.wait_for_timeout(1_000)
     return page
 
 
 async def take_screenshot(page: Page, name: str) -> None:
+    await page.wait_for_function("!document.body.innerText.includes('Loading…')")
     await page.wait_for_timeout(700)
     await page.evaluate("document.activeElement?.blur()")
     await page.screenshot(path=HERE / f"{name}.png")

@@ -138,9 +138,9 @@ HOSTILE_PAGE = """<style>@import url(https://example.org/a.css);</style>
 WRITE = "(html) => { document.documentElement.innerHTML = html; }"
 
 
-@pytest.mark.parametrize("is_sanitized", [True, False], ids=["sanitized", "by the policy alone"])
+@pytest.mark.parametrize("is_cleaned", [True, False], ids=["cleaned", "by the policy alone"])
 def test_a_preview_runs_no_script_and_loads_nothing(
-    browser: Browser, page_server: PageServer, *, is_sanitized: bool
+    browser: Browser, page_server: PageServer, *, is_cleaned: bool
 ) -> None:
     code = f"```html\n{HOSTILE_PAGE}\n```\n\n```svg\n<svg><text y='20'>A gate</text></svg>\n```"
     conversation = create_conversation(page_server, Message.user("Draw."), Message.assistant(code))
@@ -154,13 +154,13 @@ def test_a_preview_runs_no_script_and_loads_nothing(
     preview = page.frame_locator("iframe.preview")
     expect(preview.get_by_role("heading", name="Press")).to_be_visible()
     frame = next(each for each in page.frames if each.url.endswith("/preview"))
-    if not is_sanitized:
+    if not is_cleaned:
         frame.evaluate(WRITE, HOSTILE_PAGE.replace("<meta", "<data"))
     preview.get_by_role("heading", name="Press").click()
     preview.get_by_role("button", name="Send").click()
     assert frame.evaluate("origin") == "null"
     assert frame.evaluate("fetch('/api/conversations').then(() => 'answered', () => 'refused')") == "refused"
-    if not is_sanitized:
+    if not is_cleaned:
         frame.evaluate(WRITE, "<meta http-equiv=refresh content='0;url=https://example.org/'>")
     page.wait_for_timeout(500)
     assert {each for each in sent if "example.org" in each} == {each for each in refused if "example.org" in each}

@@ -71,11 +71,17 @@ _NOTICE_POLICY: Final = "; ".join(
     )
 )
 
-_PREVIEW_SCRIPT: Final = (
-    "addEventListener('message', (event) => {"
-    " if (event.source === parent) document.documentElement.innerHTML = event.data; }, { once: true });"
-)
-"""Renders what the page sends. The page has sanitized it, and the policy refuses its scripts and all addresses."""
+_PREVIEW_SCRIPT: Final = """
+addEventListener("message", ({ data, source }) => {
+  if (source !== parent) return;
+  const page = new DOMParser().parseFromString(data, "text/html");
+  for (const each of page.querySelectorAll("script, link, meta, base, iframe, object, embed")) each.remove();
+  for (const each of page.querySelectorAll("[href]:not([href^='#'])")) each.removeAttribute("href");
+  for (const each of page.querySelectorAll("[src]:not([src^='data:'])")) each.removeAttribute("src");
+  document.replaceChild(document.adoptNode(page.documentElement), document.documentElement);
+}, { once: true });
+"""
+"""Renders what the page sends, without what runs or leads elsewhere. The policy refuses that too, but reports it."""
 
 _PREVIEW_POLICY: Final = "; ".join(
     (
@@ -87,7 +93,7 @@ _PREVIEW_POLICY: Final = "; ".join(
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'self'",
-        # An origin of its own, also if somebody opens the address in a window.
+        # An origin of its own, also if the address is opened in a window.
         "sandbox allow-scripts",
     )
 )

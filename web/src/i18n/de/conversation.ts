@@ -131,7 +131,7 @@ export const conversation: typeof english = {
   terminal: "Terminal",
   noOutput: "Keine Ausgabe",
   exitCode: (code) => `Exit-Code ${code}`,
-  lineRange: (first, last) => `Zeilen ${number(first)} bis ${number(last)}`,
+  lineRange: (first, last) => (first === last ? `Zeile ${number(first)}` : `Zeilen ${number(first)} bis ${number(last)}`),
   searchResults: (pattern) => `Treffer für ${pattern}`,
   noHits: "Keine Treffer",
   hitCount: (hits) => `${number(hits)} Treffer`,

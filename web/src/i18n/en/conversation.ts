@@ -132,7 +132,7 @@ export const conversation = {
   terminal: "Terminal",
   noOutput: "No output",
   exitCode: (code: number) => `exit code ${code}`,
-  lineRange: (first: number, last: number) => `lines ${number(first)} to ${number(last)}`,
+  lineRange: (first: number, last: number) => (first === last ? `line ${number(first)}` : `lines ${number(first)} to ${number(last)}`),
   searchResults: (pattern: string) => `Hits of ${pattern}`,
   noHits: "No hits",
   hitCount: (hits: number) => count(hits, { one: "hit", other: "hits" }),
