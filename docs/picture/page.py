@@ -115,7 +115,6 @@ async def take_agent_pictures(address: str, sessions: AgentSessions) -> None:
             await take_screenshot(listed, f"page-agents{suffix}")
             compacted = await open_page(browser, f"{address}/{sessions.claude_code}", "at=7", dark=dark)
             await compacted.get_by_role("article", name="Compaction by Claude Code").get_by_role("button").first.click()
-            await compacted.locator(".scroll").evaluate("each => each.scrollBy(0, 120)")
             await take_screenshot(compacted, f"page-agent-compaction{suffix}")
 
 
