@@ -362,6 +362,22 @@ class TestFakeUpstream:
             with pytest.raises(ModelUnavailable):
                 await anext(stream)
 
+    @pytest.mark.parametrize("name", ["fake", "anthropic:fake"])
+    async def test_certificates_are_loaded_once(self, name: str, monkeypatch: pytest.MonkeyPatch):
+        """Loading them takes 40 ms on the event loop."""
+
+        async def fails(request: UpstreamRequest) -> None:
+            await request.respond({}, status=500)
+
+        async with run_fake_upstream(fails, fails, fails) as server:
+            model = get_model(name, base_url=server.url)
+            for call in range(3):
+                with pytest.raises(ModelUnavailable):
+                    await model.complete(make_prompt("hello"))
+                if call == 1:
+                    monkeypatch.setattr("httpcore2.default_ssl_context", lambda **_: pytest.fail("loaded again"))
+        assert len(server.bodies) == 3
+
     @pytest.mark.parametrize("entered", [False, True])
     async def test_closing_the_stream_ends_the_request(self, entered: bool):
         closed = asyncio.Event()

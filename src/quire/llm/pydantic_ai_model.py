@@ -9,9 +9,11 @@ import re
 import warnings
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
+from functools import cache
 from types import TracebackType
 from typing import Any, Self
 
+import httpx2
 from pydantic_ai import messages as pai
 from pydantic_ai.direct import model_request, model_request_stream
 from pydantic_ai.models import Model as ProviderModel
@@ -38,6 +40,7 @@ class PydanticAIModel:
     def __init__(self, name: str, model: ProviderModel) -> None:
         self.name = name
         self._model = model
+        _share_certificates(model)
 
     @classmethod
     def from_name(cls, name: str, *, base_url: str | None, api_key: str | None) -> Self:
@@ -169,6 +172,33 @@ def _build_parameters(prompt: Prompt) -> ModelRequestParameters:
         function_tools=[to_pydantic_ai_tool(tool) for tool in prompt.tools],
         instruction_parts=[pai.InstructionPart(content=prompt.system)] if prompt.system else None,
     )
+
+
+_get_ssl_context = cache(httpx2.create_ssl_context)
+
+
+def _share_certificates(model: ProviderModel) -> None:
+    """Has the provider open all its clients with one SSL context.
+
+    It closes its client after each call and opens another for the next one. That would load all certificates again,
+    which takes 40 ms on the event loop.
+    """
+    provider: Any = model.provider
+    first = getattr(provider, "_own_http_client", None)
+    if not isinstance(first, httpx2.AsyncClient):
+        return
+
+    def open_client() -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(
+            verify=_get_ssl_context(),
+            timeout=first.timeout,
+            headers=first.headers,
+            event_hooks=first.event_hooks,
+            limits=httpx2.Limits(),
+        )
+
+    # pydantic-ai's own gateway provider sets it in the same way; no parameter does.
+    provider._http_client_factory = open_client
 
 
 def _build_model_at_url(base_url: str, name: str, api_key: str | None) -> ProviderModel:
