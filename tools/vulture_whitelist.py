@@ -24,7 +24,8 @@ load_sent_request
 list_session_summaries, open_session_store
 add_items, clear_session, filter_input, get_items, on_llm_end, open_session, pop_item, run_compaction
 awrap_model_call, awrap_tool_call, open_middleware, wrap_model_call, wrap_tool_call
-after_model_request, before_model_request, for_run, get_toolset, open_capability, prepare_model_request, prepare_tools
+_http_client_factory, after_model_request, before_model_request, for_run, get_toolset, open_capability
+prepare_model_request, prepare_tools
 
 # The entry point of a process that `quire run` starts.
 serve_commands

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from quire.compaction.citations import find_cited_entries
 from quire.compaction.summarizer import Summarizer
-from quire.concurrency.worker_threads import measure_entries, run_in_worker, run_sized
+from quire.concurrency.worker_threads import measure_entries, run_in_worker, run_portable, run_sized
 from quire.errors import StaleCompaction, SummaryFailed
 from quire.log import Window
 from quire.model import Compaction, Draft, Entry, Policy, Truncation, Usage
@@ -183,7 +183,7 @@ async def _write_summary(
             failures = (failure.reason,)
     from quire.compaction.extractive_summary import extract_summary
 
-    text = await run_sized(
+    text = await run_portable(
         measure_entries(entries),
         extract_summary,
         entries,
@@ -235,7 +235,7 @@ async def summarize_messages(
             or truncation.summary is not None
             or len(written) >= MAX_MESSAGE_SUMMARIES
             or truncation.max_chars < MIN_SUMMARIZED_CHARS
-            or truncation.max_chars >= await run_sized(len(entry.raw), _measure_entry, entry)
+            or truncation.max_chars >= await run_portable(len(entry.raw), _measure_entry, entry)
         ):
             finished.append(truncation)
             continue

@@ -26,7 +26,7 @@ from quire.compaction.summary_prompt import (
     split_summary,
     to_transcript,
 )
-from quire.concurrency.worker_threads import measure_entries, run_sized
+from quire.concurrency.worker_threads import measure_entries, run_portable, run_sized
 from quire.errors import (
     ModelContextOverflow,
     ModelError,
@@ -174,33 +174,28 @@ class SummaryCallPlan(NamedTuple):
     """The summary so far, as the first call gets it; None if there is none, or if it is part of the chunks."""
 
 
-def plan_calls(entries: Sequence[Entry], *, previous: str | None, calls: SummaryCalls) -> SummaryCallPlan:
-    """One chunk if all entries fit with the summary so far, else chunks that fit with the longest running summary.
+def plan_calls(
+    entries: Sequence[Entry], *, previous: str | None, counter: TokenCounter, free_tokens: int, running_tokens: int
+) -> SummaryCallPlan:
+    """One chunk if all entries fit with the summary so far, else chunks that fit with the longest running summary, of
+    `running_tokens`. A prompt has `free_tokens` for both.
 
     A previous summary that is too long to be sent with a chunk is folded like the messages, in parts.
     """
-    count, transcript = calls.counter.count, to_transcript(entries)
+    count, transcript = counter.count, to_transcript(entries)
     if not transcript:
         return SummaryCallPlan((), previous)
     label_tokens = count(label_text("summary", ""))
     previous_tokens = count(previous) + label_tokens if previous else 0
-    if previous and previous_tokens > calls.free_prompt_tokens // 2:
+    if previous and previous_tokens > free_tokens // 2:
         transcript = [*split_summary(previous), *transcript]
         previous, previous_tokens = None, 0
     # A single message is read to its end; one of many may not use all calls.
     max_parts = MAX_SUMMARY_CALLS if len(transcript) == 1 else MAX_PARTS_PER_MESSAGE
-    chunk = partial(chunk_transcript, transcript, counter=calls.counter, max_parts=max_parts)
-    chunks = chunk(max_tokens=calls.free_prompt_tokens - previous_tokens)
+    chunk = partial(chunk_transcript, transcript, counter=counter, max_parts=max_parts)
+    chunks = chunk(max_tokens=free_tokens - previous_tokens)
     if len(chunks) > 1:
-        running_tokens = max(previous_tokens, calls.max_running_tokens + label_tokens)
-        chunks = chunk(max_tokens=calls.free_prompt_tokens - running_tokens)
-    if len(chunks) > MAX_SUMMARY_CALLS:
-        raise SummaryFailed(
-            "overflow",
-            f"The history needs {len(chunks):,} calls of {calls.summarizer.model.name}, whose context window is "
-            f"{calls.summarizer.window:,} tokens, and the limit is {MAX_SUMMARY_CALLS}; name a summarizer with a "
-            "larger window.",
-        )
+        chunks = chunk(max_tokens=free_tokens - max(previous_tokens, running_tokens + label_tokens))
     return SummaryCallPlan(tuple(chunks), previous)
 
 
@@ -221,9 +216,24 @@ async def summarize(
     calls = SummaryCalls.create(
         summarizer, target_tokens=target_tokens, instructions=instructions, reader_counter=counter
     )
-    plan = await run_sized(measure_entries(entries), plan_calls, entries, previous=previous, calls=calls)
+    plan = await run_portable(
+        measure_entries(entries),
+        plan_calls,
+        entries,
+        previous=previous,
+        counter=calls.counter,
+        free_tokens=calls.free_prompt_tokens,
+        running_tokens=calls.max_running_tokens,
+    )
     if not plan.chunks:
         raise SummaryFailed("empty", "There are no messages to summarize.")
+    if len(plan.chunks) > MAX_SUMMARY_CALLS:
+        raise SummaryFailed(
+            "overflow",
+            f"The history needs {len(plan.chunks):,} calls of {summarizer.model.name}, whose context window is "
+            f"{summarizer.window:,} tokens, and the limit is {MAX_SUMMARY_CALLS}; name a summarizer with a "
+            "larger window.",
+        )
     known_entries = find_cited_entries(previous or "", last_entry=max(entry.seq for entry in entries))
     excerpted_seqs = {seq for chunk in plan.chunks for seq in chunk.excerpted_seqs}
     run = _SummaryRun(calls, known_entries=known_entries, text=plan.previous)
@@ -238,8 +248,11 @@ async def summarize(
                 raise run.build_failure("overflow", str(exc)) from exc
             halvings += 1
             messages = [message for chunk in remaining for message in chunk.messages]
+            size, max_tokens = _measure_transcript(messages), remaining[0].tokens // 2
             try:
-                remaining = chunk_transcript(messages, max_tokens=remaining[0].tokens // 2, counter=calls.counter)
+                remaining = await run_portable(
+                    size, chunk_transcript, messages, max_tokens=max_tokens, counter=calls.counter
+                )
             except SummaryFailed as failure:
                 raise run.build_failure(failure.reason, failure.detail) from failure
             excerpted_seqs.update(seq for chunk in remaining for seq in chunk.excerpted_seqs)
@@ -252,6 +265,10 @@ async def summarize(
         model=summarizer.model.name,
         excerpted_seqs=tuple(sorted(excerpted_seqs)),
     )
+
+
+def _measure_transcript(transcript: Sequence[TranscriptMessage]) -> int:
+    return sum(len(each.text) for each in transcript)
 
 
 @dataclass(slots=True)
@@ -269,8 +286,9 @@ class _SummaryRun:
 
     async def fold(self, transcript: Sequence[TranscriptMessage]) -> None:
         """Folds a chunk into the summary. Raises `ModelContextOverflow` if the chunk is too long for one call."""
-        prompt = self.calls.build_prompt(transcript, self.text)
-        tokens, limit = self.calls.count_prompt(prompt), self.calls.max_prompt_tokens
+        size = _measure_transcript(transcript)
+        prompt = await run_sized(size, self.calls.build_prompt, transcript, self.text)
+        tokens, limit = await run_sized(size, self.calls.count_prompt, prompt), self.calls.max_prompt_tokens
         name = self.calls.summarizer.model.name
         if tokens > limit:
             # The running summary has more tokens than its margin; like a rejected prompt, with smaller chunks it fits.
@@ -298,7 +316,9 @@ class _SummaryRun:
             raise self.build_failure(reason, detail) from exc
         self.usage = sum_usage([self.usage, reply.usage]) if self.usage and reply.usage else self.usage or reply.usage
         try:
-            text = validate_summary(
+            text = await run_sized(
+                size,
+                validate_summary,
                 reply,
                 max_tokens=self.calls.max_summary_tokens,
                 transcript=transcript,

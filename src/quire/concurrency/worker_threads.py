@@ -3,24 +3,25 @@
 On the event loop such work would delay every request. In a thread it delays only its own caller's: Python runs one
 thread at a time, so there are few threads, and each owner of work (a tenant) has at most one job in them. Long jobs of
 all owners together have one thread, in the order of their arrival, so that a short one never waits for them. A long job
-ends at a deadline.
+ends at a deadline. In a server, long jobs that can be pickled run in a process instead (`use_worker_process`).
 """
 
 import asyncio
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from math import ceil
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
 
+from quire.concurrency.worker_process import IDLE_SECONDS, Outcome, WorkerProcess
 from quire.errors import WorkTimeout
 from quire.model import Entry, Message, ToolCallPart
 
@@ -44,6 +45,46 @@ _work_owner: ContextVar[str] = ContextVar("work_owner", default="")
 _executor = ThreadPoolExecutor(WORKER_THREADS, thread_name_prefix="quire-worker")
 _locks: WeakValueDictionary[tuple[int, str | None], asyncio.Lock] = WeakValueDictionary()
 """Locks of each event loop by owner, and by None the one of long jobs."""
+
+
+class _ProcessJobs:
+    """The worker process of a server, which ends after a while without work."""
+
+    def __init__(self) -> None:
+        self.process = WorkerProcess()
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        """Called by one task at a time."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        loop = asyncio.get_running_loop()
+        try:
+            outcome: Outcome = await _run_in_thread(
+                partial(self.process.call, function, timeout_seconds=MAX_WORK_SECONDS)
+            )
+        finally:
+            self._idle_timer = loop.call_later(IDLE_SECONDS, self.process.stop)
+        work_meter.add(_work_owner.get(), outcome.seconds)
+        return outcome.get()
+
+
+_process_jobs: _ProcessJobs | None = None
+
+
+@contextmanager
+def use_worker_process() -> Generator[None]:
+    """Has `run_portable` use a process within the block.
+
+    A server enters it. A program that embeds the engine has threads only: a new process would import its main module.
+    """
+    global _process_jobs
+    _process_jobs = jobs = _ProcessJobs()
+    try:
+        yield
+    finally:
+        _process_jobs = None
+        jobs.process.kill()
 
 
 def set_work_owner(owner: str) -> None:
@@ -99,6 +140,18 @@ async def run_sized(
             return await _run_in_thread(job.run)
         finally:
             timer.cancel()
+
+
+async def run_portable(
+    size: int, function: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs
+) -> _Result:
+    """Like `run_sized`, for a function of a module whose arguments and result can be pickled: long work of a server
+    runs in its worker process."""
+    if size <= LONG_WORK_BYTES or _process_jobs is None:
+        return await run_sized(size, function, *args, **kwargs)
+    loop = asyncio.get_running_loop()
+    async with _get_lock((id(loop), _work_owner.get())), _get_lock((id(loop), None)):
+        return await _process_jobs.run(partial(function, *args, **kwargs))
 
 
 async def run_in_worker(function: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:

@@ -9,7 +9,13 @@ from collections.abc import AsyncGenerator, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from quire.concurrency.worker_threads import MAX_EVENT_LOOP_BYTES, measure_entries, run_in_worker, run_sized
+from quire.concurrency.worker_threads import (
+    MAX_EVENT_LOOP_BYTES,
+    measure_entries,
+    run_in_worker,
+    run_portable,
+    run_sized,
+)
 from quire.engine.state import EngineState
 from quire.errors import ModelError, UnreadableSegment
 from quire.index.types import SegmentData, SegmentTask, SegmentUpdate
@@ -161,7 +167,7 @@ async def _build_updates(
         else:
             rows = await run_in_worker(embedder.embed, texts)
         embeddings = _BatchEmbeddings(embedder, texts, rows)
-    return await run_sized(size, lambda: [_build_update(each, embeddings) for each in prepared])
+    return await run_portable(size, _encode_updates, prepared, embeddings)
 
 
 def _prepare(engine: EngineState, tasks: Sequence[SegmentTask]) -> list[_PreparedSegment | None]:
@@ -196,6 +202,10 @@ def _list_unembedded(prepared: _PreparedSegment, embedder: Embedder) -> list["In
         return prepared.messages
     seqs = set(prepared.segment.columns.seq[find_unembedded(prepared.segment, embedder.name)].tolist())
     return [message for message in prepared.messages if message.seq in seqs]
+
+
+def _encode_updates(prepared: Sequence[_PreparedSegment], embeddings: _BatchEmbeddings | None) -> list[SegmentUpdate]:
+    return [_build_update(each, embeddings) for each in prepared]
 
 
 def _build_update(prepared: _PreparedSegment, embeddings: _BatchEmbeddings | None) -> SegmentUpdate:

@@ -10,7 +10,7 @@ import re
 from collections.abc import AsyncIterator
 from typing import Literal, NamedTuple
 
-from quire.concurrency.worker_threads import run_sized
+from quire.concurrency.worker_threads import run_portable
 from quire.log import Branch, ConversationRecord
 from quire.model import (
     Compaction,
@@ -26,7 +26,7 @@ from quire.model import (
 )
 from quire.store import SqlStore
 from quire.store.export_import import EXPORT_BATCH_SIZE
-from quire.view.secrets import find_secrets, replace_secrets
+from quire.view.secrets import find_secrets, mask_secrets, replace_secrets
 
 ShareFormat = Literal["markdown", "json"]
 
@@ -50,12 +50,13 @@ class SharedTranscript:
     """Writes one branch in pieces; `masked_count` is complete after the last one."""
 
     def __init__(self, store: SqlStore, record: ConversationRecord, branch: Branch, *, format: ShareFormat) -> None:
-        self._store, self._record, self._branch, self._format = store, record, branch, format
-        self.masked_count = 0
+        self._store, self._record, self._branch = store, record, branch
+        self._format: ShareFormat = format
+        self.masked_count = len(find_secrets(record.title))
 
     async def write(self) -> AsyncIterator[str]:
         is_first, is_markdown = True, self._format == "markdown"
-        title = self._mask(self._record.title) or self._record.id
+        title = mask_secrets(self._record.title) or self._record.id
         head = {"format": "quire-transcript", "masked": True, "conversation": self._record.id, "title": title}
         yield (
             f"# {' '.join(title.split())}\n\n_{_MASK_NOTE}_\n"
@@ -67,17 +68,30 @@ class SharedTranscript:
             for entry in await self._store.read_range(
                 self._record.id, branch=self._branch.number, first=first, last=last, kinds=["message", "compaction"]
             ):
-                text = await run_sized(len(entry.raw), self._write_entry, entry)
+                text, count = await run_portable(len(entry.raw), _write_masked, entry, self._format)
+                self.masked_count += count
                 if text:
                     yield text if is_first or is_markdown else f",\n{text}"
                     is_first = False
         count = self.masked_count
         yield f"\n---\n\n_{count} secrets masked._\n" if is_markdown else f'\n], "masked_secrets": {count}}}\n'
 
-    def _write_entry(self, entry: Entry) -> str:
+
+def _write_masked(entry: Entry, format: ShareFormat) -> tuple[str, int]:
+    """The text of an entry, and the number of secrets in it that are masked."""
+    writer = _EntryWriter(format)
+    return writer.write(entry), writer.masked_count
+
+
+class _EntryWriter:
+    def __init__(self, format: ShareFormat) -> None:
+        self._format = format
+        self.masked_count = 0
+
+    def write(self, entry: Entry) -> str:
         body = entry.body
         if isinstance(body, Compaction):
-            speaker, pieces = "summary", [self._mask(body.summary or "")]
+            speaker, pieces = "summary", [self.mask(body.summary or "")]
         elif isinstance(body, Message):
             speaker, pieces = body.name or body.role, [self._write_part(part) for part in body.parts]
         else:
@@ -86,7 +100,7 @@ class SharedTranscript:
         if not text:
             return ""
         at = entry.time.isoformat(timespec="seconds")
-        speaker = " ".join(self._mask(speaker).split())
+        speaker = " ".join(self.mask(speaker).split())
         if self._format == "markdown":
             return f"\n## #{entry.seq} {speaker}, {at}\n\n{text}\n"
         return json.dumps({"seq": entry.seq, "speaker": speaker, "at": at, "text": text}, ensure_ascii=False)
@@ -94,20 +108,20 @@ class SharedTranscript:
     def _write_part(self, part: Part) -> str:
         match part:
             case TextPart(text=text):
-                return self._mask(text)
+                return self.mask(text)
             case ToolCallPart(name=name, arguments=arguments):
-                return f"Called `{self._mask(name)}`:\n\n{_fence(self._mask(arguments))}"
+                return f"Called `{self.mask(name)}`:\n\n{_fence(self.mask(arguments))}"
             case ToolResultPart(content=content):
-                texts = [self._mask(piece.text) for piece in content if isinstance(piece, TextPart)]
+                texts = [self.mask(piece.text) for piece in content if isinstance(piece, TextPart)]
                 return _fence("\n".join(texts)) if texts else ""
             case FilePart(name=name):
-                return f"[file {self._mask(name)}]" if name else "[file]"
+                return f"[file {self.mask(name)}]" if name else "[file]"
             case ImagePart():
                 return "[image]"
             case ThinkingPart():
                 return ""
 
-    def _mask(self, text: str) -> str:
+    def mask(self, text: str) -> str:
         secrets = find_secrets(text)
         self.masked_count += len(secrets)
         return replace_secrets(text, secrets)

@@ -29,6 +29,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.concurrency.processes import get_spawn_context
+from quire.concurrency.worker_threads import use_worker_process
 from quire.server.addresses import socket_url
 from quire.server.gateway.routes import get_gateway_state
 from quire.server.process_memory import exempt_modules, return_freed_memory
@@ -51,7 +52,7 @@ KEEP_ALIVE_SECONDS = 75
 DEFAULT_MESSAGE_BYTES = 20_000_000
 """Maximum size of a message of a WebSocket, where no settings say it."""
 
-THREAD_SWITCH_SECONDS = 0.0005
+THREAD_SWITCH_SECONDS = 0.0001
 """Seconds after which a busy thread hands the interpreter to the event loop. Python's default of 5 ms, waited for at
 every step of a request, would make requests many times slower while a thread works on a large one."""
 
@@ -92,8 +93,9 @@ async def run_server(app: FastAPI, sock: socket.socket, *, grace_seconds: float,
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
     return_freed_memory()
     background = get_gateway_state(app).background
-    async with monitor_event_loop(app.state.telemetry.metrics), exempt_modules(), background.recover():
-        await GracefulServer(config, app, grace_seconds=grace_seconds).serve(sockets=[sock])
+    with use_worker_process():
+        async with monitor_event_loop(app.state.telemetry.metrics), exempt_modules(), background.recover():
+            await GracefulServer(config, app, grace_seconds=grace_seconds).serve(sockets=[sock])
 
 
 def call_on_exit(sentinel: int, callback: Callable[[], None]) -> None:

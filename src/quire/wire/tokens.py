@@ -14,7 +14,7 @@ from importlib import import_module
 from math import ceil
 from pathlib import Path
 from threading import Lock
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from quire.errors import UnknownTokenizer
 from quire.model.policy import MAX_MODEL_NAME_CHARS
@@ -144,6 +144,10 @@ class _VocabularyCounter:
     _adds_space: bool = False
     """Whether the encoder puts a space before each text, as SentencePiece does."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The encoder cannot be pickled.
+        return _VocabularyCounter, (self.name, self.exact, self.vocabulary)
+
     def count(self, text: str) -> int:
         encode = self._encode
         if encode is None:
@@ -170,8 +174,12 @@ class _FileCounter:
 
     name: str
     exact: bool
+    path: Path
     encode: Encode
     boundary_tokens: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _file_counter, (self.path,)
 
     def count(self, text: str) -> int:
         if len(text) <= MAX_ENCODED_CHARS:
@@ -280,7 +288,8 @@ def _file_counter(path: Path) -> TokenCounter:
     except (ImportError, OSError, ValueError) as exc:
         raise UnknownTokenizer(f"The tokenizer {path} cannot be used: {exc}.") from exc
     digest = sha256(data).hexdigest()[:12]
-    return _FileCounter(f"tokenizer.json@{digest}", exact=True, encode=encode, boundary_tokens=len(encode("")))
+    name, boundary_tokens = f"tokenizer.json@{digest}", len(encode(""))
+    return _FileCounter(name, exact=True, path=path, encode=encode, boundary_tokens=boundary_tokens)
 
 
 # Runs of one character class, roughly as tokenizers split them: the pattern, the minimum tokens of a run, and the
