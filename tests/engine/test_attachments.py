@@ -9,7 +9,7 @@ import pytest
 from fake_upstream import reply_in_wire_format, run_fake_upstream
 from quire.agent.turn import run_turn
 from quire.engine import Engine, EngineConfig
-from quire.engine.runtime import MAX_CACHED_BLOBS
+from quire.engine.runtime import MAX_CACHED_BLOB_BYTES, MAX_CACHED_BLOBS
 from quire.llm import get_model
 from quire.model import FilePart, ImagePart, Message, TextPart
 from quire.model.events import TurnEnded
@@ -98,10 +98,11 @@ async def test_a_file_is_counted_the_same_before_and_after_it_is_stored(store: S
     assert appended.tokens == sent.tokens
 
 
-async def test_a_document_of_the_question_survives_a_full_cache(store: SqlStore):
+@pytest.mark.parametrize(("count", "size"), [(MAX_CACHED_BLOBS + 1, 5), (2, MAX_CACHED_BLOB_BYTES // 2)])
+async def test_a_document_of_the_question_survives_a_full_cache(store: SqlStore, count: int, size: int):
     engine = make_engine(store, "gpt-4o")
-    for number in range(MAX_CACHED_BLOBS + 1):
-        engine.runtime.blobs.put(f"{number:064x}", b"other")
+    for number in range(count):
+        engine.runtime.blobs.put(f"{number:064x}", b"x" * size)
     engine.runtime.blobs.put("f" * 64, b"not stored yet")
     await engine.runtime.blobs.load(engine.store, [], ["f" * 64])
     assert engine.runtime.blobs.get("f" * 64) == base64.b64encode(b"not stored yet").decode()

@@ -38,6 +38,16 @@ async def test_the_next_request_reads_no_entry_again(store: SqlStore):
     assert all(now is known for now, known in zip(windows["c", 0].loaded[:4], before.loaded, strict=False))
 
 
+async def test_a_window_larger_than_the_cache_is_not_cached(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
+    conversation = await open_conversation(store)
+    windows = conversation.engine.runtime.windows
+    assert ("c", 0) in windows
+    monkeypatch.setattr("quire.engine.runtime.MAX_WINDOW_BYTES", 5_000)
+    await conversation.append("weather held " * 500)
+    await conversation.prepare("What did I say?")
+    assert ("c", 0) not in windows
+
+
 async def test_the_next_request_sees_what_others_did(store: SqlStore):
     conversation = await open_conversation(store)
     await store.append("c", Message.user("from elsewhere"))

@@ -39,10 +39,12 @@ if TYPE_CHECKING:
 
 MAX_CACHED_BLOBS = 200
 """Blobs in the cache; the cache is cleared when it holds more."""
+MAX_CACHED_BLOB_BYTES = 32_000_000
+"""Bytes of the blobs in the cache, as base64; the cache is cleared when it holds more."""
 IDLE_CONVERSATION_SECONDS = 900.0
 """Seconds without a request after which the caches of a conversation expire."""
 MAX_WINDOW_BYTES = 16_000_000
-"""Bytes of the cached windows of recent requests."""
+"""Bytes of the cached windows of recent requests. A larger window is not cached."""
 MAX_SENT_BODY_BYTES = 16_000_000
 """Bytes of the cached bodies, each the last one of its conversation, that the next ones are stored as deltas to."""
 ENTRY_BYTES = 600
@@ -151,7 +153,10 @@ class EngineRuntime:
         known = self.windows.get(key)
         window = await store.read_window(conversation, branch=branch, max_tokens=max_tokens, known=known)
         if known is None or window.loaded is not known.loaded:
-            self.windows[key] = window
+            if _measure_window(window) <= MAX_WINDOW_BYTES:
+                self.windows[key] = window
+            else:
+                self.windows.pop(key, None)
         return window
 
     async def load_calibration(self, store: SqlStore, model: str) -> Calibration:
@@ -242,7 +247,7 @@ class BlobCache:
 
         size = sum([len(entry.raw) for entry in entries])
         needed = await run_sized(size // _SCAN_SPEEDUP, find_needed)
-        if len(self._cache) > MAX_CACHED_BLOBS:
+        if len(self._cache) > MAX_CACHED_BLOBS or sum(map(len, self._cache.values())) > MAX_CACHED_BLOB_BYTES:
             self._cache = {digest: data for digest, data in self._cache.items() if digest in needed}
         for digest in needed - self._cache.keys():
             try:
@@ -252,9 +257,7 @@ class BlobCache:
 
 
 def _measure_window(window: Window) -> int:
-    """Size of a cached window; one that is larger than the cache fills it alone."""
-    size = ENTRY_BYTES * (1 + len(window.loaded)) + sum([len(entry.raw) for entry in window.loaded])
-    return min(size, MAX_WINDOW_BYTES)
+    return ENTRY_BYTES * (1 + len(window.loaded)) + sum([len(entry.raw) for entry in window.loaded])
 
 
 def _measure_index(cached: CachedIndex) -> int:
