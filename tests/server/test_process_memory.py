@@ -40,6 +40,29 @@ print(read_bytes() - before)
 """
 
 
+FRAGMENTED_BYTES = """
+import asyncio
+from pathlib import Path
+from quire.server import process_memory
+
+def read_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+async def main():
+    # Each hundredth object remains, so that no end of the heap is free.
+    objects = [bytes(600 + number % 800) for number in range(100_000)]
+    kept, full = objects[::100], read_bytes()
+    objects.clear()
+    freed = read_bytes()
+    process_memory.TRIM_SECONDS = 0.01
+    async with process_memory.trim_heaps():
+        await asyncio.sleep(1)
+    print(freed / full, read_bytes() / full)
+
+asyncio.run(main())
+"""
+
+
 def measure_retained_bytes(*, is_tuned: bool) -> int:
     code = RETAINED_BYTES.replace("{is_tuned}", str(is_tuned))
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
@@ -48,6 +71,13 @@ def measure_retained_bytes(*, is_tuned: bool) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
 def test_freed_bodies_go_back_to_the_system():
     assert measure_retained_bytes(is_tuned=True) < 5_000_000 < measure_retained_bytes(is_tuned=False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+def test_a_fragmented_heap_goes_back_to_the_system():
+    command = [sys.executable, "-c", FRAGMENTED_BYTES]
+    freed, trimmed = map(float, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert trimmed < 0.7 < 0.9 < freed
 
 
 async def test_a_full_collection_does_not_walk_the_modules_of_the_server(app: FastAPI, monkeypatch: pytest.MonkeyPatch):
