@@ -283,16 +283,18 @@ def test_the_calls_and_choices_of_a_stream_are_limited():
 
 async def test_instructions_are_cached_up_to_a_number_of_bytes(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(engine_variants, "ENVELOPE_CACHE_BYTES", 10_000)
+    monkeypatch.setattr(engine_variants, "MAX_ENVELOPE_BYTES", 7_000)
     async with run_fake_upstream(respond_with_text("Yes.")) as up, run_gateway(store, up.url) as harness:
         variants = EngineVariants(harness.server_state.engines)
         envelopes = variants.get("default", MODEL, target=CHAT).envelopes
-        for number, chars in ((1, 2_000), (2, 2_000), (3, 20_000)):
+        for number, chars in ((1, 2_000), (2, 2_000), (3, 3_000), (4, 20_000)):
             messages = [{"role": "system", "content": f"{number} " + "x" * chars}, user_message("a")]
             body = {"model": MODEL, "messages": messages}
             chat_request = CHAT.parse_request(b"", body)
             await variants.get("default", f"{MODEL}-{number}", target=CHAT).load_envelope(chat_request)
             assert envelopes.currsize <= 10_000
-        assert len(envelopes) == 1
+        [envelope] = envelopes.values()
+        assert envelope.blobs[0].data.startswith(b"2 ")
 
 
 @pytest.mark.every_database

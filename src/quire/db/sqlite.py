@@ -40,7 +40,7 @@ _PRAGMAS = (
     "synchronous = FULL",
     "secure_delete = ON",
     "foreign_keys = ON",
-    "cache_size = -16000",
+    "cache_size = -8000",
 )
 _BEGIN_WRITE = "BEGIN IMMEDIATE"
 

@@ -82,8 +82,7 @@ class RequestBuilder:
                 window=self._engine.policy.window,
             )
         )
-        size = sum([len(entry.raw) for entry in final.window.messages])
-        await run_sized(size // LAYOUT_SPEEDUP, lambda: assembly.rendered)
+        await run_sized(final.size // LAYOUT_SPEEDUP, lambda: assembly.rendered)
         quoted_texts = (*final.quoted_texts, *document_texts)
         return Request(
             assembly=assembly,

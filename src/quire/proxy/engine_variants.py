@@ -34,6 +34,8 @@ VARIANT_CACHE_SIZE = 500
 """Maximum number of cached engine variants."""
 ENVELOPE_CACHE_BYTES = 64 * 1024 * 1024
 """Maximum size of all cached envelopes."""
+MAX_ENVELOPE_BYTES = 4 * 1024 * 1024
+"""A larger envelope is not cached. Those of coding agents have a tenth of it."""
 MAX_RESERVE_SHARE = 0.25
 """Share of the window that a reply limit can reserve: agents ask for as many tokens as any model can write."""
 MIN_ENVELOPE_BYTES = 1_000
@@ -192,7 +194,7 @@ class EngineVariant:
             envelope = await run_sized(
                 len(request.raw), parse_envelope, request, self.target, self.engine.message_counter
             )
-            if measure_envelope(envelope) <= ENVELOPE_CACHE_BYTES:
+            if measure_envelope(envelope) <= MAX_ENVELOPE_BYTES:
                 self.envelopes[key] = envelope
         return envelope
 

@@ -6,9 +6,11 @@ Both are settings of the process, so that a program that embeds the engine makes
 import asyncio
 import ctypes
 import gc
+import os
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 MAX_HEAP_BUFFER_BYTES = 1_000_000
 """Longer buffers, such as bodies of requests, have memory of their own, which the system gets back when they are freed.
@@ -18,22 +20,10 @@ MAX_HEAPS = 2
 IMPORT_CHECK_SECONDS = 5.0
 """Seconds between two looks for modules that were imported meanwhile."""
 TRIM_SECONDS = 20.0
-"""Seconds between two looks at the free memory of the heaps."""
-MAX_FREE_HEAP_BYTES = 32_000_000
-"""More free memory of the heaps goes back to the system. Small objects behind it would retain it forever."""
+"""Seconds between two looks at the memory of the process."""
+TRIM_GROWTH = 1.1
+"""How many times the memory after the last look makes the process look for what it can give back."""
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
-
-
-class _HeapInfo(ctypes.Structure):
-    """`struct mallinfo2` of glibc."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    ]
 
 
 @asynccontextmanager
@@ -63,31 +53,37 @@ async def exempt_modules() -> AsyncGenerator[None]:
 
 
 @asynccontextmanager
-async def trim_heaps() -> AsyncGenerator[None]:
-    """Gives free pages of the heaps back to the system within the block, if there are many.
+async def trim_memory() -> AsyncGenerator[None]:
+    """Gives memory back to the system within the block, whenever it has grown.
 
-    Buffers of up to `MAX_HEAP_BUFFER_BYTES` are in the heaps, which glibc itself shrinks only at their end.
+    Failed requests leave cycles of errors and frames, which hold bodies until a full collection. Buffers of up to
+    `MAX_HEAP_BUFFER_BYTES` are in the heaps, which glibc itself shrinks only at their end.
     """
 
     async def trim_regularly() -> None:
-        libc = ctypes.CDLL(None)
         try:
-            read_info = libc.mallinfo2
-        except AttributeError:
-            # Only glibc has it.
+            trim, trimmed_bytes = ctypes.CDLL(None).malloc_trim, read_resident_bytes()
+        except (AttributeError, OSError):
+            # Only glibc and Linux have them.
             return
-        read_info.restype = _HeapInfo
         while True:
             await asyncio.sleep(TRIM_SECONDS)
-            if read_info().fordblks > MAX_FREE_HEAP_BYTES:
+            if read_resident_bytes() > TRIM_GROWTH * trimmed_bytes:
+                gc.collect()
                 # 300 MB take 40 ms, without the interpreter's lock.
-                await asyncio.to_thread(libc.malloc_trim, 0)
+                await asyncio.to_thread(trim, 0)
+                trimmed_bytes = read_resident_bytes()
 
     task = asyncio.create_task(trim_regularly())
     try:
         yield
     finally:
         task.cancel()
+
+
+def read_resident_bytes() -> int:
+    [_, pages, *_] = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def return_freed_memory() -> None:
