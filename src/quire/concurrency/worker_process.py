@@ -55,7 +55,7 @@ class WorkerProcess:
             if connection.poll(timeout_seconds):
                 return connection.recv()
         except (EOFError, OSError) as error:
-            # It needed more memory than there is, say.
+            # Out of memory, for example.
             self.kill()
             raise WorkTimeout("The process that computed the result died.") from error
         self.kill()

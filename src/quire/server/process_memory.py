@@ -56,7 +56,7 @@ async def exempt_modules() -> AsyncGenerator[None]:
 async def trim_memory() -> AsyncGenerator[None]:
     """Gives memory back to the system within the block, whenever it has grown.
 
-    Failed requests leave cycles of errors and frames, which hold bodies until a full collection. Buffers of up to
+    Failed requests create cycles of errors and frames, which hold bodies until a full collection. Buffers of up to
     `MAX_HEAP_BUFFER_BYTES` are in the heaps, which glibc itself shrinks only at their end.
     """
 
