@@ -21,15 +21,10 @@ class GeminiEncoder:
             yield f"data: {json.dumps(chunk)}\r\n\r\n".encode()
 
     def make_chunks(self, reply: ScriptedReply, context: ReplyContext) -> list[Json]:
-        chunks = [
-            self._make_response([{**part, "text": word}], context)
-            for part in self._make_parts(reply, context)
-            for word in (split_words(part["text"]) if "text" in part else [None])
-            if word is not None
-        ]
-        chunks += [
-            self._make_response([part], context) for part in self._make_parts(reply, context) if "text" not in part
-        ]
+        chunks: list[Json] = []
+        for part in self._make_parts(reply, context):
+            pieces = [{**part, "text": word} for word in split_words(part["text"])] if "text" in part else [part]
+            chunks += [self._make_response([piece], context) for piece in pieces]
         end = self._make_response([{"text": ""}], context, finish="STOP")
         return [*chunks, end | {"usageMetadata": self._make_usage(reply, context)} | reply.fields]
 

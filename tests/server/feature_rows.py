@@ -1,4 +1,4 @@
-"""Features of the three wire formats: what a client sends, what a provider answers as documented, and what Quire does.
+"""Features of the four wire formats: what a client sends, what a provider answers as documented, and what Quire does.
 
 `FEATURES` is the source of docs/feature-table.md; `test_feature_table.py` measures every cell.
 """
@@ -12,9 +12,13 @@ from infra.scripted_provider import ScriptedReply, ScriptedUsage, WireFormatName
 Json = dict[str, Any]
 
 EMPTY = "—"
-MODELS: dict[WireFormatName, str] = {"chat": "gpt-4o", "messages": "claude-sonnet-4-5", "responses": "gpt-5"}
-PLAIN_COSTS: dict[WireFormatName, float] = {"chat": 0.0035, "messages": 0.0045, "responses": 0.00225}
-"""1,000 tokens of input and 100 of output: $2.50 and $10, $3 and $15, $1.25 and $10 for a million."""
+MODELS: dict[WireFormatName, str] = {
+    "chat": "gpt-4o", "messages": "claude-sonnet-4-5", "responses": "gpt-5", "gemini": "gemini-2.5-pro",
+}  # fmt: skip
+PLAIN_COSTS: dict[WireFormatName, float] = {
+    "chat": 0.0035, "messages": 0.0045, "responses": 0.00225, "gemini": 0.00225,
+}  # fmt: skip
+"""1,000 tokens of input and 100 of output: $2.50 and $10, $3 and $15, $1.25 and $10 twice, for a million."""
 QUAY = "QUAY"
 """Stands for a name that is unique to each conversation."""
 RESPONSE_ID = "RESPONSE_ID"
@@ -42,9 +46,9 @@ class Feature:
     format: WireFormatName
     name: str
     request: Json = field(default_factory=dict[str, Any])
-    """Fields of the request beside the model; without messages, a question is added."""
+    """Fields of the request other than the model; without messages, a question is added."""
     content: tuple[Json, ...] = ()
-    """What the provider answers: blocks, items or choices; without, a text."""
+    """What the provider answers: blocks, items, choices or parts; without, a text."""
     response: Json = field(default_factory=dict[str, Any])
     """Further fields of the response."""
     usage: ScriptedUsage = USAGE
@@ -75,9 +79,12 @@ class Feature:
 
     @property
     def item_field(self) -> str:
-        return "input" if self.format == "responses" else "messages"
+        return {"responses": "input", "gemini": "contents"}.get(self.format, "messages")
 
     def build_request(self, *, stream: bool) -> Json:
+        if self.format == "gemini":
+            # The URL has the model, and says whether the reply is streamed.
+            return {"contents": ask_gemini(), **self.request}
         body = {"model": MODELS[self.format], self.item_field: [{"role": "user", "content": QUESTION}], **self.request}
         if self.format == "messages":
             body.setdefault("max_tokens", 500)
@@ -107,6 +114,13 @@ class Feature:
                 for item in content:
                     if item["type"] in ("function_call", "custom_tool_call"):
                         more.append({"type": f"{item['type']}_output", "call_id": item["call_id"], "output": "4 m"})
+            case "gemini":
+                more = [{"role": "model", "parts": list(content)}]
+                calls = [part["functionCall"] for part in content if "functionCall" in part]
+                question = ask_gemini(
+                    *({"functionResponse": {**call, "args": None, "response": {"output": "4 m"}}} for call in calls),
+                    text=f"And tomorrow at {QUAY}?",
+                )[0]
         body |= {self.item_field: [*body[self.item_field], *more, question]} | self.next_request
         return {name: value for name, value in body.items() if value is not None}
 
@@ -119,6 +133,8 @@ def make_texts(format: WireFormatName, text: str) -> tuple[Json, ...]:
             return (make_text(text),)
         case "responses":
             return (make_item(text),)
+        case "gemini":
+            return ({"text": text},)
 
 
 def make_choice(finish_reason: str = "stop", logprobs: Json | None = None, **message: Any) -> Json:
@@ -137,6 +153,15 @@ def make_item(text: str, **fields: Any) -> Json:
 
 def ask(*parts: Json) -> list[Json]:
     return [{"role": "user", "content": list(parts)}]
+
+
+def ask_gemini(*parts: Json, text: str = QUESTION) -> list[Json]:
+    return [{"role": "user", "parts": [*parts, {"text": text}]}]
+
+
+def make_gemini_call(number: int, **fields: Any) -> Json:
+    call = {"id": f"call_{number}", "name": "measure", "args": {"quay": f"call-{number}"}}
+    return {"functionCall": call, **fields}
 
 
 def make_function(name: str) -> Json:
@@ -168,6 +193,7 @@ def make_function_call(number: int) -> Json:
 CHAT_TOOL = {"type": "function", "function": make_function("measure")}
 RESPONSES_TOOL = {"type": "function", **make_function("measure"), "strict": False}
 MESSAGES_TOOL = {"name": "measure", "description": "Measures.", "input_schema": make_function("measure")["parameters"]}
+GEMINI_TOOL = {"functionDeclarations": [make_function("measure")]}
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 PDF = b64encode(b"%PDF-1.4\n1 0 obj<</Type/Page>>endobj\ntrailer<<>>").decode()
 THOUGHT = {"type": "thinking", "thinking": "thought-text", "signature": "thought-signature"}
@@ -190,6 +216,11 @@ IN_USAGE = Cells("usage", EMPTY)
 
 def make_usage(**fields: Any) -> Json:
     return {"usage": fields}
+
+
+def make_gemini_usage(**fields: int) -> Json:
+    counts = {"promptTokenCount": 1000, "candidatesTokenCount": 100, "totalTokenCount": 1100}
+    return {"usageMetadata": counts | fields}
 
 
 CHAT = [
@@ -1323,9 +1354,296 @@ RESPONSES = [
     ),
 ]
 
-FEATURES = [*CHAT, *MESSAGES, *RESPONSES]
+GEMINI = [
+    Feature(
+        format="gemini",
+        name="Parallel tool calls",
+        request={"tools": [GEMINI_TOOL]},
+        content=(make_gemini_call(1), make_gemini_call(2)),
+        marks=("call-1", "call-2"),
+        cells=IN_MESSAGE,
+    ),
+    Feature(
+        format="gemini",
+        name="Calls without IDs",
+        request={"tools": [GEMINI_TOOL]},
+        content=({"functionCall": {"name": "measure", "args": {"quay": "call-1"}}},),
+        marks=("call-1",),
+        cells=IN_MESSAGE,
+    ),
+    Feature(
+        format="gemini",
+        name="Tool errors",
+        request={
+            "tools": [GEMINI_TOOL],
+            "contents": [
+                *ask_gemini(),
+                {"role": "model", "parts": [make_gemini_call(1)]},
+                {
+                    "role": "user",
+                    "parts": [
+                        {"functionResponse": {"id": "call_1", "name": "measure", "response": {"error": "tool-error"}}}
+                    ],
+                },
+            ],
+        },
+        marks=("tool-error",),
+        cells=IN_MESSAGE,
+    ),
+    Feature(
+        format="gemini",
+        name="Tool definitions",
+        request={"tools": [{"functionDeclarations": [make_function("measure-tool")]}]},
+        marks=("measure-tool",),
+        cells=Cells("body", "tool"),
+    ),
+    Feature(
+        format="gemini",
+        name="Function calling mode",
+        request={
+            "tools": [GEMINI_TOOL],
+            "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["measure"]}},
+        },
+        marks=("allowedFunctionNames",),
+        cells=IN_BODY,
+    ),
+    Feature(
+        format="gemini",
+        name="System instruction",
+        request={"systemInstruction": {"parts": [{"text": "instruction-words"}]}},
+        marks=("instruction-words",),
+        cells=Cells("body", "instructions"),
+    ),
+    Feature(
+        format="gemini",
+        name="Images in the request",
+        request={"contents": ask_gemini({"inlineData": {"mimeType": "image/png", "data": PIXEL}})},
+        marks=(PIXEL,),
+        cells=IN_MESSAGE,
+    ),
+    Feature(
+        format="gemini",
+        name="Files (PDF)",
+        request={"contents": ask_gemini({"inlineData": {"mimeType": "application/pdf", "data": PDF}})},
+        marks=(PDF,),
+        cells=IN_MESSAGE,
+    ),
+    Feature(
+        format="gemini",
+        name="Files by URI",
+        request={
+            "contents": ask_gemini(
+                {"fileData": {"mimeType": "application/pdf", "fileUri": "https://google.test/v1beta/files/file-1"}}
+            )
+        },
+        marks=("files/file-1",),
+        cells=IN_MESSAGE,
+    ),
+    Feature(
+        format="gemini",
+        name="Thoughts",
+        request={"generationConfig": {"thinkingConfig": {"includeThoughts": True}}},
+        content=({"text": "thought-text", "thought": True}, {"text": "Four metres."}),
+        response=make_gemini_usage(thoughtsTokenCount=300),
+        cost=(1000 * 1.25 + 400 * 10) / 1e6,
+        marks=("thought-text", '"thoughtsTokenCount":300'),
+        cells=Cells("message, usage", f"message, {EMPTY}"),
+    ),
+    Feature(
+        format="gemini",
+        name="Thought signatures",
+        request={"tools": [GEMINI_TOOL]},
+        content=(make_gemini_call(1, thoughtSignature="thought-signature"),),
+        marks=("thought-signature",),
+        cells=IN_MESSAGE,
+    ),
+    Feature(
+        format="gemini",
+        name="Thinking level",
+        request={"generationConfig": {"thinkingConfig": {"thinkingLevel": "LOW"}}},
+        marks=('"thinkingLevel":"LOW"',),
+        cells=IN_BODY,
+    ),
+    Feature(
+        format="gemini",
+        name="Structured output",
+        request={
+            "generationConfig": {
+                "responseMimeType": "application/json",
+                "responseSchema": {"type": "OBJECT", "properties": {"schema-field": {"type": "STRING"}}},
+            }
+        },
+        marks=("schema-field",),
+        cells=IN_BODY,
+    ),
+    Feature(
+        format="gemini",
+        name="Stop sequences",
+        request={"generationConfig": {"stopSequences": ["stop-word"]}},
+        marks=("stop-word",),
+        cells=IN_BODY,
+    ),
+    Feature(
+        format="gemini",
+        name="Safety settings",
+        request={"safetySettings": [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}]},
+        marks=("BLOCK_NONE",),
+        cells=IN_BODY,
+    ),
+    Feature(
+        format="gemini",
+        name="Blocked prompts",
+        response={
+            "candidates": None,
+            "promptFeedback": {"blockReason": "PROHIBITED_CONTENT"},
+            **make_gemini_usage(candidatesTokenCount=0),
+        },
+        is_streamed=False,
+        marks=("PROHIBITED_CONTENT",),
+        cells=Cells(*[EMPTY] * 5),
+        limit="A reply without content**",
+    ),
+    Feature(
+        format="gemini",
+        name="Cached contents",
+        request={"cachedContent": "cachedContents/cache-1"},
+        usage=ScriptedUsage(1000, cached_tokens=800, output_tokens=100),
+        cost=(200 * 1.25 + 800 * 0.125 + 100 * 10) / 1e6,
+        marks=("cachedContents/cache-1", '"cache_read_tokens":800'),
+        cells=Cells("body, usage", f"digest, {EMPTY}"),
+    ),
+    Feature(
+        format="gemini",
+        name="Prices of long prompts",
+        usage=ScriptedUsage(250_000, output_tokens=100),
+        cost=(250_000 * 2.5 + 100 * 15) / 1e6,
+        marks=('"input_tokens":250000',),
+        cells=IN_USAGE,
+    ),
+    Feature(
+        format="gemini",
+        name="Several candidates",
+        request={"generationConfig": {"candidateCount": 2}},
+        response={
+            "candidates": [
+                {"content": {"role": "model", "parts": [{"text": "Four metres."}]}, "index": 0, "finishReason": "STOP"},
+                {"content": {"role": "model", "parts": [{"text": "second-text"}]}, "index": 1, "finishReason": "STOP"},
+            ]
+        },
+        is_streamed=False,
+        marks=("second-text",),
+        cells=IN_MESSAGE,
+    ),
+    Feature(
+        format="gemini",
+        name="Google Search with citations",
+        request={"tools": [{"googleSearch": {}}]},
+        response={
+            "candidates": [
+                {
+                    "content": {"role": "model", "parts": [{"text": "Four metres."}]},
+                    "index": 0,
+                    "finishReason": "STOP",
+                    "groundingMetadata": {
+                        "webSearchQueries": ["search-query", "another-query"],
+                        "groundingChunks": [{"web": {"uri": "https://x.test/", "title": "hit-title"}}],
+                    },
+                }
+            ],
+            **make_gemini_usage(toolUsePromptTokenCount=200),
+        },
+        is_streamed=False,
+        # A prompt with any number of searches costs $35 for a thousand.
+        cost=0.00225 + 200 * 1.25 / 1e6 + 0.035,
+        marks=("hit-title", '"web_search_requests":1'),
+        cells=IN_USAGE,
+    ),
+    Feature(
+        format="gemini",
+        name="Code execution",
+        request={"tools": [{"codeExecution": {}}]},
+        content=(
+            {"executableCode": {"language": "PYTHON", "code": "code-line"}},
+            {"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "code-output"}},
+            {"text": "Four metres."},
+        ),
+        marks=("code-line", "code-output"),
+        cells=IN_MESSAGE,
+    ),
+    Feature(
+        format="gemini",
+        name="Log probabilities",
+        request={"generationConfig": {"responseLogprobs": True}},
+        response={
+            "candidates": [
+                {
+                    "content": {"role": "model", "parts": [{"text": "Four metres."}]},
+                    "finishReason": "STOP",
+                    "logprobsResult": {"chosenCandidates": [{"token": "logprob-token", "logProbability": -0.5}]},
+                }
+            ]
+        },
+        is_streamed=False,
+        marks=("logprob-token",),
+        cells=Cells(EMPTY, EMPTY),
+        limit="Log probabilities** of chat completions and Gemini",
+    ),
+    Feature(
+        format="gemini",
+        name="Service tiers",
+        request={"serviceTier": "flex"},
+        marks=('"serviceTier":"flex"',),
+        cost=0.00225 / 2,
+        cells=IN_BODY._replace(priced=EMPTY),
+        limit="Google's service tiers",
+    ),
+    Feature(
+        format="gemini",
+        name="Length limit",
+        request={"generationConfig": {"maxOutputTokens": 100}},
+        response={
+            "candidates": [
+                {"content": {"role": "model", "parts": [{"text": "Four metres."}]}, "finishReason": "MAX_TOKENS"}
+            ]
+        },
+        is_streamed=False,
+        marks=("MAX_TOKENS",),
+        cells=IN_USAGE,
+    ),
+    Feature(
+        format="gemini",
+        name="Interrupted stream",
+        is_streamed=True,
+        cut_after_events=1,
+        sent_back=({"text": "Four"},),
+        marks=("Four",),
+        cost=0.00001,
+        cells=IN_MESSAGE._replace(priced="estimate"),
+        limit=NO_USAGE,
+    ),
+    Feature(
+        format="gemini",
+        name="Token counts",
+        path="models/gemini-2.5-pro:countTokens",
+        is_streamed=False,
+        marks=(QUESTION,),
+        cells=Cells(*[EMPTY] * 5),
+        limit="Token counts** are answered",
+    ),
+    Feature(
+        format="gemini",
+        name="Batches",
+        path="models/gemini-2.5-pro:batchGenerateContent",
+        is_streamed=False,
+        marks=(QUESTION,),
+        cells=Cells(*[EMPTY] * 5),
+        limit="Files, caches, batches, embeddings",
+    ),
+]
+
+FEATURES = [*CHAT, *MESSAGES, *RESPONSES, *GEMINI]
 TITLES: dict[WireFormatName, str] = {
-    "chat": "Chat completions", "messages": "Messages", "responses": "Responses",
+    "chat": "Chat completions", "messages": "Messages", "responses": "Responses", "gemini": "Gemini",
 }  # fmt: skip
 
 

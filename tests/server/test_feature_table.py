@@ -51,10 +51,17 @@ class Case(NamedTuple):
             ids[CONVERSATION_ID] = created.json()["id"]
         for name, value in ids.items():
             content = content.replace(name, value)
-        path = path or {"chat": "chat/completions"}.get(self.feature.format, self.feature.format)
+        model = MODELS["gemini"]
+        stream_path = f"models/{model}:streamGenerateContent?alt=sse"
+        paths = {
+            "chat": "chat/completions",
+            "gemini": stream_path if self.is_streamed else f"models/{model}:generateContent",
+        }
+        path = path or paths.get(self.feature.format, self.feature.format)
+        version = "v1beta" if self.feature.format == "gemini" else "v1"
         key = harness.http.headers["Authorization"].removeprefix("Bearer ")
         headers = {"X-Quire-Key": key, "Authorization": "Bearer own"}
-        return await harness.http.post(f"/v1/{path}", content=content.encode(), headers=headers)
+        return await harness.http.post(f"/{version}/{path}", content=content.encode(), headers=headers)
 
 
 def list_cases(format: WireFormatName) -> Iterator[Case]:
@@ -152,7 +159,8 @@ async def measure(store: SqlStore, format: WireFormatName) -> dict[str, Cells]:
         return replace(chosen, content=tuple(json.loads(json.dumps(chosen.content).replace(QUAY, quay))))
 
     with run_scripted_provider(reply) as provider:
-        upstreams = {"*": {"base_url": provider.openai_url, "speaks": [format], "credentials": "client"}}
+        base_url = provider.url if format == "gemini" else provider.openai_url
+        upstreams = {"*": {"base_url": base_url, "speaks": [format], "credentials": "client"}}
         settings: dict[str, Any] = {"upstreams": upstreams, "context_limit": 400_000}
         async with run_gateway(store, provider.openai_url, **settings) as harness:
             for case in cases.values():
@@ -187,7 +195,7 @@ async def measure(store: SqlStore, format: WireFormatName) -> dict[str, Cells]:
     return measured
 
 
-@pytest.mark.parametrize("format", ["chat", "messages", "responses"])
+@pytest.mark.parametrize("format", ["chat", "messages", "responses", "gemini"])
 async def test_every_cell_is_measured(store: SqlStore, format: WireFormatName):
     expected = {each.name: each.cells for each in FEATURES if each.format == format}
     measured = await measure(store, format)

@@ -16,7 +16,7 @@ CENT_THOUSANDTH = 0.00001
 
 def test_generated_usages_cost_what_the_price_pages_say():
     random, models = Random(33), set[str]()
-    for number in range(240):
+    for number in range(300):
         case = make_case(random)
         reply = wire_format_for(case.wire_format).parse_reply(case.body)  # pyright: ignore[reportArgumentType]
         assert reply.usage is not None
@@ -26,7 +26,7 @@ def test_generated_usages_cost_what_the_price_pages_say():
         cost = model_spec_for(model).compute_cost(reply.usage, at=at)
         assert cost.usd == pytest.approx(case.cost_usd, rel=0, abs=CENT_THOUSANDTH), (number, case)
         assert cost.is_complete, case
-    assert len(models) >= 12
+    assert len(models) >= 18
 
 
 def make_usage(**fields: object) -> Usage:

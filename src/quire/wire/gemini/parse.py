@@ -14,13 +14,14 @@ import re
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from quire.errors import InvalidEntry
 from quire.model import FilePart, ImagePart, Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, Usage
 from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object, to_plain_json
 from quire.model.messages import ToolResultContent
 from quire.wire.base import Reply
+from quire.wire.billed_calls import SERVER_TOOLS_FIELD, WEB_SEARCHES_FIELD
 from quire.wire.fields import MADE_ID_PREFIX, collect_unknown_fields
 from quire.wire.gemini import FORMAT
 from quire.wire.media import build_data_url
@@ -43,6 +44,10 @@ _USAGE_FIELDS = (
     "promptTokenCount", "candidatesTokenCount", "totalTokenCount", "cachedContentTokenCount", "toolUsePromptTokenCount",
 )  # fmt: skip
 _ENVELOPE_FIELDS = ("candidates", "usageMetadata", "modelVersion")
+_SOURCE_FIELDS = ("groundingMetadata", "citationMetadata", "urlContextMetadata")
+"""Fields of a candidate that name the sources of its text."""
+_BILLED_BY_PROMPT = re.compile(r"(models/)?gemini-[12]\b", re.ASCII)
+"""Models for which Google bills a prompt with any number of searches once; newer ones are billed by the search."""
 MAX_COUNT = 10**10
 
 
@@ -70,7 +75,10 @@ def parse_reply(response: object) -> Reply:
 
 
 def parse_usage(body: dict[str, Any]) -> Usage | None:
-    """The usage of a response. The prompt includes cached tokens; thoughts are stated apart from the candidates."""
+    """The usage of a response, with its searches and the sources that they found.
+
+    The prompt includes cached tokens; thoughts are stated apart from the candidates.
+    """
     if not is_object(counts := body.get("usageMetadata")):
         return None
 
@@ -79,15 +87,26 @@ def parse_usage(body: dict[str, Any]) -> Usage | None:
         return value if isinstance(value, int) and 0 <= value <= MAX_COUNT else 0
 
     others = {key: value for key, value in body.items() if key not in _ENVELOPE_FIELDS and value is not None}
+    fields: dict[str, Any] = {key: value for key, value in counts.items() if key not in _USAGE_FIELDS}
+    searches: list[object] = []
+    for candidate in filter_objects(body.get("candidates")):
+        if (reason := get_text(candidate, "finishReason")) not in (None, "STOP"):
+            others["finishReason"] = reason
+        for name in _SOURCE_FIELDS:
+            if source := get_object(candidate, name):
+                # The entry point is a page of HTML for showing the searches.
+                others[name] = {key: value for key, value in source.items() if key != "searchEntryPoint"}
+        queries = get_object(candidate, "groundingMetadata").get("webSearchQueries")
+        searches += [each for each in cast("list[object]", queries) if each] if isinstance(queries, list) else []
+    if searches:
+        is_billed_once = _BILLED_BY_PROMPT.match(get_text(body, "modelVersion") or "") is not None
+        fields[SERVER_TOOLS_FIELD] = {WEB_SEARCHES_FIELD: 1 if is_billed_once else len(searches)}
     return Usage(
         model=get_text(body, "modelVersion"),
         input_tokens=read("promptTokenCount") + read("toolUsePromptTokenCount"),
         output_tokens=read("candidatesTokenCount") + read("thoughtsTokenCount"),
         cache_read_tokens=min(read("cachedContentTokenCount"), read("promptTokenCount")),
-        provider_fields={
-            **{key: value for key, value in counts.items() if key not in _USAGE_FIELDS},
-            "response": others,
-        },
+        provider_fields={**fields, "response": others},
     )
 
 
