@@ -57,6 +57,8 @@ class Recorder:
         cost: Cost | None = None,
     ) -> Draft:
         counter = self.engine.message_counter
+        if pending.is_repeated and pending.message.role == "assistant":
+            cost = Cost()
         tokens = counter.count(inline_documents(pending.message, pending.references, counter.load_text))
         return Draft(
             body=pending.message,

@@ -31,6 +31,8 @@ class PendingMessage(NamedTuple):
 
     message: Message
     references: tuple[DocumentReference, ...] = ()
+    is_repeated: bool = False
+    """Whether a client's list repeats it: a reply among them is no call of this conversation, and costs nothing."""
 
     def blob_digests(self) -> set[str]:
         """Digests of its images, files and injected documents."""

@@ -285,7 +285,7 @@ async def _send_list(
     created_at = now()
     request = Request(
         assembly=assembly,
-        pending=tuple(PendingMessage(each.message) for each in recognized.new_messages),
+        pending=tuple(PendingMessage(each.message, is_repeated=True) for each in recognized.new_messages),
         after=match.head_path,
         blobs=(*recognized.envelope.blobs, *_to_blobs(record)),
         id=id,
