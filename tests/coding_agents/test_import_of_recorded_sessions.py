@@ -93,3 +93,35 @@ async def test_codex_with_and_without_the_gateway(
         assert await read_branches(harness) == [said]
         usage = await store.usage.read_conversation((await store.list_conversations())[0].id)
     assert usage.requests == 8
+
+
+async def test_claude_code_goes_on_through_the_gateway_after_an_import(
+    store: SqlStore, provider: ScriptedProvider, make_claude: Callable[..., Claude]
+):
+    provider.script = call_once_a_turn(ECHO)
+    upstreams = make_upstreams(provider.openai_url, "messages")
+    async with run_gateway(store, provider.openai_url, upstreams=upstreams, context_limit=200_000) as harness:
+        address = get_address(harness)
+        recorded = make_claude(address["base_url"], key=address["key"])
+        alone = replace(recorded, base_url=provider.url)
+        await alone.run("Alone.")
+        assert (await import_all(store, "claude-code", recorded.home / ".claude"))[0]
+        await recorded.run("Back.", "--continue")
+        assert await read_branches(harness) == [["Alone.", *TURN, "Back.", *TURN]]
+        assert await import_all(store, "claude-code", recorded.home / ".claude") == (0, 0)
+
+
+async def test_codex_goes_on_through_the_gateway_after_an_import(
+    store: SqlStore, provider: ScriptedProvider, make_codex: Callable[..., Codex]
+):
+    provider.script = call_once_a_turn(ScriptedCall("exec_command", {"cmd": "echo ahoy"}))
+    upstreams = make_upstreams(provider.openai_url, "responses")
+    async with run_gateway(store, provider.openai_url, upstreams=upstreams, context_limit=200_000) as harness:
+        address = get_address(harness)
+        recorded = make_codex(address["base_url"], key=address["key"])
+        alone = replace(recorded, base_url=provider.url)
+        session = (await alone.run("Alone.")).session_id
+        assert (await import_all(store, "codex", recorded.home))[0]
+        await recorded.run("Back.", resume=session)
+        assert await read_branches(harness) == [["Alone.", *TURN, "Back.", *TURN]]
+        assert await import_all(store, "codex", recorded.home) == (0, 0)

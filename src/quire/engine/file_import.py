@@ -357,11 +357,23 @@ class _BatchWriter:
             candidates = found.get(conversation.origin.session or "", ())
             if ledger is None and candidates:
                 conversation.recorded = await self._find_recorded(conversation, candidates, items)
+            own = next((each for each in candidates if each.id == conversation.id), None)
+            if ledger is not None and own is not None and await self._has_other_entries(own.id, ledger):
+                # The session went on through the gateway after an import.
+                conversation.recorded = await RecordedSession.load(self._store, own)
             if conversation.recorded is not None:
                 self._report.live_conversations += 1
                 conversation.id = conversation.recorded.record.id
                 ledger = (await self._store.imports.read_ledgers({conversation.id})).get(conversation.id)
             conversation.ledger = ledger or {}
+
+    async def _has_other_entries(self, conversation: str, ledger: ImportLedger) -> bool:
+        """Whether a branch has newer entries than those that were imported."""
+        imported: dict[int, int] = {}
+        for branch, seq in ledger.values():
+            imported[branch] = max(imported.get(branch, 0), seq)
+        branches = await self._store.list_branches(conversation)
+        return any(each.head_seq > max(imported.get(each.number, 0), each.fork_seq) for each in branches)
 
     async def _find_recorded(
         self, conversation: ImportedConversation, candidates: Sequence[ConversationRecord], items: Sequence[ImportItem]
