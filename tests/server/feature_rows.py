@@ -444,12 +444,12 @@ CHAT = [
     ),
     Feature(
         format="chat",
-        name="Batches",
+        name="Batch requests",
         path="batches",
         request={"input_file_id": "file-1", "endpoint": "/v1/chat/completions"},
         marks=("file-1",),
         cells=Cells(*[EMPTY] * 5),
-        limit="Batches** are not recorded",
+        limit="Batches** are recorded by their results",
     ),
 ]
 
@@ -972,13 +972,13 @@ MESSAGES = [
     ),
     Feature(
         format="messages",
-        name="Batches",
+        name="Batch requests",
         path="messages/batches",
         request={"requests": [{"custom_id": "batch-1", "params": {}}]},
         marks=("batch-1",),
         is_streamed=False,
         cells=Cells(*[EMPTY] * 5),
-        limit="Batches** are not recorded",
+        limit="Batches** are recorded by their results",
     ),
 ]
 
@@ -1632,7 +1632,7 @@ GEMINI = [
     ),
     Feature(
         format="gemini",
-        name="Batches",
+        name="Batch requests",
         path="models/gemini-2.5-pro:batchGenerateContent",
         is_streamed=False,
         marks=(QUESTION,),

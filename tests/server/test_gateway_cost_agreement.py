@@ -81,7 +81,7 @@ class Client:
                 return body["content"][0]["text"]
             case "responses":
                 body = await self._post("/v1/responses", {"model": model, "input": items, "background": is_background})
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(120):
                     while body["status"] in ("queued", "in_progress"):
                         await asyncio.sleep(0.05)
                         body = (await self._http.get(f"/v1/responses/{body['id']}", headers=self.headers)).json()
@@ -93,7 +93,7 @@ class Client:
                 return body["candidates"][0]["content"]["parts"][0]["text"]
 
     async def _post(self, path: str, body: Json) -> Any:
-        response = await self._http.post(path, json=body, headers=self.headers)
+        response = await self._http.post(path, json=body, headers=self.headers, timeout=120)
         assert response.status_code == 200, response.text
         return response.json()
 
@@ -112,7 +112,7 @@ async def test_stats_caps_and_conversations_are_the_sum_of_the_calls(store: SqlS
             for each in FORMATS
         }
         async with run_gateway(
-            store, provider.openai_url, timeout_seconds=30, upstreams=upstreams, max_spend=max_spend
+            store, provider.openai_url, timeout_seconds=120, upstreams=upstreams, max_spend=max_spend
         ) as harness:
             clients = {
                 tenant: Client(tenant, await create_key_for(store, tenant), harness.http, Random(number))

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from quire.concurrency.worker_threads import run_sized
 from quire.engine.spending import spend_caps_for
 from quire.errors import AccessDenied, InvalidRequest, QuireError, StoreError
+from quire.proxy.batch_results import find_results_id, record_results
 from quire.proxy.edited_requests import apply_edits
 from quire.proxy.engine_variants import EngineVariants, RecognizedRequest
 from quire.proxy.known_messages import ClientBody, KnownMessageCache
@@ -302,7 +303,9 @@ UNSPOKEN_PATHS = ("audio", "images", "realtime", "live", "videos")
     "/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"], response_class=Response
 )
 async def pass_other_path(request: Request, caller: ChatCaller, path: str) -> Response:
-    """Passes a request to another path on, unrecorded: to the upstream of its model, or to the one for all models.
+    """Passes a request to another path on: to the upstream of its model, or to the one for all models.
+
+    Only the results of batches are recorded.
 
     One rule for all of them: a path without state for everyone, a path with stored objects only to an account that is
     the caller's own, or with the scope `admin`, and no other.
@@ -356,6 +359,7 @@ async def pass_other_path(request: Request, caller: ChatCaller, path: str) -> Re
     if is_json and upstream.model:
         raw = encode_body({**fields, "model": upstream.model})
     engine, telemetry = engine_for_caller(server_state, caller, model=model or None), get_telemetry(request)
+    results_id = find_results_id(path) if request.method == "GET" else None
 
     async def respond(writer: ResponseWriter) -> None:
         await forward_unrecorded(
@@ -368,6 +372,7 @@ async def pass_other_path(request: Request, caller: ChatCaller, path: str) -> Re
             telemetry=telemetry,
             method=request.method,
             is_free=is_stored,
+            record=partial(record_results, engine, results_id) if results_id is not None else None,
         )
 
     return CancellableResponse(request, respond)

@@ -1,11 +1,13 @@
 """Calls that are no turns of the log: token counts, compactions by the upstream, other paths, and requests that are
-passed through unrecorded.
+passed through unrecorded. Of the other paths, the results of batches are recorded.
 
 They are checked like turns, their cost is reserved before they are sent, and what they cost is charged.
 """
 
 import logging
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 from pydantic_core import from_json
 
@@ -14,7 +16,7 @@ from quire.concurrency.cancellation import run_shielded
 from quire.concurrency.worker_threads import run_sized
 from quire.engine import Engine
 from quire.engine.spending import check_spend_cap, has_spend_cap, reserve_spend
-from quire.errors import AccessDenied, InvalidRequest, ModelError, ModelTimeout, StoreError
+from quire.errors import AccessDenied, InvalidRequest, ModelError, ModelTimeout, QuireError, StoreError
 from quire.model import Usage
 from quire.model.json_values import filter_objects, get_object, get_text, is_object
 from quire.proxy.known_messages import ClientBody
@@ -75,8 +77,11 @@ async def forward_unrecorded(
     reply_tokens: int = 0,
     telemetry: Telemetry,
     method: str = "POST",
+    record: Callable[[bytes], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
     """Sends a call and relays the response; a failure after its start breaks it off.
+
+    `record` gets the content of a response that succeeded, before the client sees its end.
 
     The call is charged to the engine's key and to the conversation: what the response reports, else the input, except
     for a call that providers do not charge for. Raises `SpendCapReached`, `SpendReserved` and `UnknownPrice`.
@@ -108,7 +113,7 @@ async def forward_unrecorded(
             async with call.send(method, content, trace_headers=span.headers) as response:
                 is_stream = response.content_type.startswith("text/event-stream")
                 cost = 0.0 if response.is_error else unreported
-                headers = {**filter_response_headers(response.raw_headers), **UNRECORDED_HEADERS}
+                headers = filter_response_headers(response.raw_headers) | ({} if record else UNRECORDED_HEADERS)
                 received, size, chunks = list[bytes](), 0, response.iter_chunks()
                 chunk = await anext(chunks, b"")
                 await writer.start(response.status_code, headers)
@@ -122,6 +127,11 @@ async def forward_unrecorded(
                 if not (response.is_error or is_free) and response.content_type.startswith("application/json"):
                     usage = await run_sized(size, _read_usage, b"".join(received))
                     cost = engine.config.compute_cost(usage, model).usd if usage is not None else unreported
+                if record is not None and not response.is_error and size <= MAX_RESPONSE_BYTES:
+                    try:
+                        await run_shielded(record(b"".join(received)))
+                    except QuireError as error:
+                        _log.warning("What an unrecorded call returned is not in the log: %s", error)
                 # Before the client sees the end, and can send its next request.
                 await settle()
                 await writer.write(b"", last=True)
