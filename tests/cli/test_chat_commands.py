@@ -346,11 +346,12 @@ async def test_help_lists_every_command(store: SqlStore):
         assert command.description in " ".join(text.split())
 
 
-async def test_quit_leaves(store: SqlStore):
+@pytest.mark.parametrize("command", ["/quit", "/exit"])
+async def test_quit_leaves(store: SqlStore, command: str):
     session = await make_session(store)
     await handle_lines(session, "/help")
     assert not session.is_quitting
-    await handle_lines(session, "/quit")
+    await handle_lines(session, command)
     assert session.is_quitting
 
 

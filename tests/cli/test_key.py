@@ -55,6 +55,19 @@ def test_a_key_can_be_another_tenants_which_others_do_not_list(home: CliHome):
     assert "revoked" in invoke_cli("key", "list", "--tenant", "acme").stdout
 
 
+def test_keys_of_ended_runs_are_not_listed(home: CliHome):
+    """Each `quire run` has a key of its own, which would push all others out of the list."""
+    mine = verify_key(home.url, create_key("mine", "--scope", "read").stdout.strip())
+    for number in range(3):
+        key = verify_key(home.url, create_key("quire run claude", "--scope", "chat").stdout.strip())
+        assert key is not None
+        if number < 2:
+            assert invoke_cli("key", "revoke", key.id).exit_code == 0
+    listed = json.loads(invoke_cli("key", "list", "--limit", "2", "--json").stdout)["keys"]
+    assert mine is not None
+    assert [(each["name"], each["revoked_at"]) for each in listed] == [("quire run claude", None), ("mine", None)]
+
+
 @pytest.mark.parametrize(("period", "hours"), [("12h", 12), ("90d", 90 * 24), ("4w", 4 * 7 * 24)])
 def test_a_key_expires_after_its_period(home: CliHome, period: str, hours: int):
     document = json.loads(create_key("guest", "--scope", "read", "--expires", period, "--json").stdout)

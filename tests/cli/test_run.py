@@ -544,6 +544,32 @@ def test_explain_names_the_host_and_the_credential_of_each_model(run_home: RunHo
     assert run_home.requests == []
 
 
+@pytest.mark.parametrize("place", ["home/settings.json", ".claude/settings.json", ".claude/settings.local.json"])
+def test_settings_of_claude_code_that_lead_past_quire_are_refused(tmp_path: Path, place: str):
+    """Claude Code's own settings come before the environment, so that Quire would see no request."""
+    claude, environ = AGENT_PROGRAMS["claude"], {"CLAUDE_CONFIG_DIR": str(tmp_path / "home")}
+    path = tmp_path / place
+    path.parent.mkdir()
+    assert claude.find_bypass(tmp_path, environ) is None
+    for harmless in ({"env": {"FOO": "1"}}, {"env": []}, []):
+        path.write_text(json.dumps(harmless))
+        assert claude.find_bypass(tmp_path, environ) is None
+    path.write_text("{")
+    assert claude.find_bypass(tmp_path, environ) is None
+    path.write_text(json.dumps({"env": {"ANTHROPIC_BASE_URL": "https://elsewhere.test"}}))
+    assert claude.find_bypass(tmp_path, environ) == (path, "ANTHROPIC_BASE_URL")
+
+
+@pytest.mark.slow
+def test_a_run_that_would_go_past_quire_is_not_started(run_home: RunHome, tmp_path: Path):
+    (tmp_path / "claude").mkdir()
+    (tmp_path / "claude/settings.json").write_text('{"env": {"ANTHROPIC_BASE_URL": "https://elsewhere.test"}}')
+    run = run_home.run("claude", CLAUDE_CONFIG_DIR=str(tmp_path / "claude"))
+    assert run.returncode == 1
+    assert "ANTHROPIC_BASE_URL" in run.stderr
+    assert run_home.requests == []
+
+
 def test_a_window_smaller_than_the_programs_prompt_is_named():
     settings = Settings(base_url="http://127.0.0.1:9/v1", model="qwen3", context_limit=8_192)
     settings = add_default_upstreams(settings, AGENT_PROGRAMS["claude"], {})

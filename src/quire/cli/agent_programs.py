@@ -4,13 +4,17 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import NamedTuple, cast
 
 from quire.cli.local_models import ServerAddress, is_local, probe_server
 from quire.errors import InvalidConfiguration
+from quire.model.json_values import get_object, is_object
 from quire.settings import Settings
 from quire.settings.schema import ModelEntry, Upstream, upstream_for
 
+RUN_KEY_PREFIX = "quire run "
+"""Start of the names of the keys that runs have."""
 KEY_VARIABLE = "QUIRE_KEY"
 """Environment variable with the API key of Quire, for programs that read a header or a key from a variable."""
 ANTHROPIC_URL = "https://api.anthropic.com"
@@ -18,6 +22,7 @@ OPENAI_URL = "https://api.openai.com/v1"
 GEMINI_URL = "https://generativelanguage.googleapis.com"
 CHATGPT_URL = "https://chatgpt.com/backend-api/codex"
 """API of a ChatGPT subscription, as Codex calls it."""
+_CLAUDE_PROVIDER_SWITCHES = ("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY")
 _PROXY_EXCEPTIONS = "127.0.0.1,localhost"
 
 
@@ -67,6 +72,8 @@ class AgentProgram:
     """Tokens of the program's instructions and tools, which are in every request."""
     installation: str | None = None
     """Command that installs the program."""
+    find_bypass: Callable[[Path, Mapping[str, str]], tuple[Path, str] | None] = lambda folder, environ: None
+    """Finds a file of the program's own, in a folder or the home, that leads it past the gateway, and by what."""
 
 
 def choose_upstreams(
@@ -177,7 +184,7 @@ def find_answering_model(settings: Settings, program: AgentProgram) -> str | Non
 
 
 def _connect_claude(gateway: Gateway, environ: Mapping[str, str]) -> Launch:
-    unset = ["CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY"]
+    unset = list(_CLAUDE_PROVIDER_SWITCHES)
     if gateway.passes_credentials:
         return Launch(
             variables={
@@ -189,6 +196,22 @@ def _connect_claude(gateway: Gateway, environ: Mapping[str, str]) -> Launch:
     # In ANTHROPIC_API_KEY, Claude Code would first ask the user whether to use the key.
     variables = {"ANTHROPIC_BASE_URL": gateway.url, "ANTHROPIC_AUTH_TOKEN": gateway.key}
     return Launch(variables=variables, unset=[*unset, "ANTHROPIC_API_KEY", "CLAUDE_CODE_OAUTH_TOKEN"])
+
+
+def _find_claude_bypass(folder: Path, environ: Mapping[str, str]) -> tuple[Path, str] | None:
+    """Variables in Claude Code's own settings come before those of the environment."""
+    home = Path(environ.get("CLAUDE_CONFIG_DIR") or Path(environ.get("HOME") or Path.home()) / ".claude")
+    names = ("settings.json", "settings.local.json")
+    for path in (home / "settings.json", *(folder / ".claude" / name for name in names)):
+        try:
+            settings: object = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        variables = get_object(settings, "env") if is_object(settings) else {}
+        for variable in ("ANTHROPIC_BASE_URL", *_CLAUDE_PROVIDER_SWITCHES):
+            if variables.get(variable):
+                return path, variable
+    return None
 
 
 def _add_key_header(gateway: Gateway, environ: Mapping[str, str]) -> str:
@@ -321,6 +344,7 @@ AGENT_PROGRAMS: Mapping[str, AgentProgram] = {
         provider_models=("claude-*",),
         prompt_tokens=11_000,
         installation="npm install -g @anthropic-ai/claude-code",
+        find_bypass=_find_claude_bypass,
     ),
     "codex": AgentProgram(
         connect=_connect_codex,

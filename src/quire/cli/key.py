@@ -83,19 +83,27 @@ async def create(
 
 @command(app, "quire key list", name="list")
 async def list_(*, tenant: TenantOption = DEFAULT_TENANT, limit: Limit = 50, overrides: SetOptions = None) -> Result:
-    """List a tenant's API keys without their secrets, the newest first, and what was spent with them."""
+    """List a tenant's API keys without their secrets, the newest first, and what was spent with them.
+
+    The keys of ended runs (`quire run`) are not listed.
+    """
+    from quire.access.keys import ApiKey
+    from quire.cli.agent_programs import RUN_KEY_PREFIX
     from quire.cli.engine_setup import load_cli_settings
     from quire.schemas.records import KeyListSchema, KeySchema
     from quire.settings.schema import tenant_quota_for
 
     async with open_store(overrides) as store:
         own = store.for_tenant(tenant)
-        keys, spending = await own.keys.list(limit=limit), await own.spending.sum_by_key()
+        spending, keys, last = await own.spending.sum_by_key(), list[ApiKey](), None
+        while len(keys) < limit and (page := await own.keys.list(limit=limit, before=last)):
+            keys += [each for each in page if each.revoked_at is None or not each.name.startswith(RUN_KEY_PREFIX)]
+            last = page[-1]
     document = KeyListSchema(
         tenant=tenant,
         spent_usd=sum(spending.values()),
         max_spend=tenant_quota_for(load_cli_settings(overrides).settings, tenant).max_spend,
-        keys=[KeySchema.from_record(each, spent_usd=spending.get(each.id, 0.0)) for each in keys],
+        keys=[KeySchema.from_record(each, spent_usd=spending.get(each.id, 0.0)) for each in keys[:limit]],
     )
     return Result(document, lambda _: _draw_keys(document))
 

@@ -29,6 +29,7 @@ from quire import __version__
 from quire.cli.agent_programs import (
     AGENT_PROGRAMS,
     OTHER_PROGRAM,
+    RUN_KEY_PREFIX,
     AgentProgram,
     Gateway,
     Route,
@@ -44,7 +45,7 @@ from quire.cli.output import sanitize, to_one_line
 from quire.cli.server_setup import ServeOptions, build_options, check_server_extra, open_app, preload_modules
 from quire.cli.service_client import HAS_UNIX_SOCKETS, MAX_MESSAGE_BYTES, connect_service, get_socket_path
 from quire.cli.workspace_trust import ignore_untrusted, is_trusted, read_project_file
-from quire.errors import ConversationNotFound, QuireError
+from quire.errors import ConversationNotFound, InvalidConfiguration, QuireError
 from quire.model.ids import new_id, now
 from quire.server.addresses import bind_socket, generate_token, server_url, sign_challenge, socket_url
 
@@ -104,6 +105,12 @@ def plan_run(message: Mapping[str, Any]) -> RunPlan | None:
         decide=ignore_untrusted,
     )
     settings = choose_upstreams(options.settings, program, environ, model=message["model"])
+    if (bypass := program.find_bypass(folder, environ)) is not None:
+        path, variable = bypass
+        raise InvalidConfiguration(
+            f"{path} sets {variable}, so that the program would send its requests past Quire; remove it there, and "
+            "name the address as an upstream in Quire's settings."
+        )
     options = replace(options, settings=settings)
     return RunPlan(name=Path(message["program"]).name, program=program, options=options, environ=environ)
 
@@ -283,7 +290,9 @@ async def _borrow(app: "FastAPI") -> "AsyncGenerator[FastAPI]":
 async def _create_key(state: "ServerState", name: str) -> AsyncGenerator[str]:
     """Creates an API key for the run, and revokes it at the end."""
     keys = state.store.keys
-    key, secret = await keys.create(f"quire run {name}"[:200], ["chat"], expires_at=now() + KEY_DAYS * 86_400_000_000)
+    key, secret = await keys.create(
+        f"{RUN_KEY_PREFIX}{name}"[:200], ["chat"], expires_at=now() + KEY_DAYS * 86_400_000_000
+    )
     try:
         yield secret
     finally:

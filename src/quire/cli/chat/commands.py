@@ -61,6 +61,8 @@ class SlashCommand(NamedTuple):
 
 
 COMMANDS: list[SlashCommand] = []
+_ALIASES = {"exit": "quit"}
+"""Names of the same commands in other programs."""
 """All commands, in the order of the list that /help prints."""
 
 
@@ -83,6 +85,7 @@ def parse_command(line: str) -> CommandCall | None:
     if match is None:
         return None
     name = match["name"]
+    name = _ALIASES.get(name, name)
     command = next((each for each in COMMANDS if each.name == name), None)
     if command is None:
         similar = get_close_matches(name, [each.name for each in COMMANDS], n=1)
