@@ -211,6 +211,8 @@ class ScriptedProvider:
     refused: list[ProviderRequest] = field(default_factory=list[ProviderRequest])
     """Requests that exceeded the window."""
     replies: dict[ProviderRequest, ScriptedReply] = field(default_factory=dict[ProviderRequest, ScriptedReply])
+    listed_window: int | None = None
+    """Context window of its model in the list of models, in vLLM's field."""
 
     @property
     def openai_url(self) -> str:
@@ -243,7 +245,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path.endswith("/models"):
-            listed = {"object": "list", "data": [{"id": "scripted", "object": "model"}], "has_more": False}
+            model: Json = {"id": "scripted", "object": "model"}
+            if self.provider.listed_window is not None:
+                model["max_model_len"] = self.provider.listed_window
+            listed = {"object": "list", "data": [model], "has_more": False}
             google = {"models": [{"name": "models/scripted", "inputTokenLimit": 1000, "outputTokenLimit": 100}]}
             self._send_json(200, google if "x-goog-api-key" in self.headers else listed)
         else:
