@@ -61,9 +61,9 @@ class SlashCommand(NamedTuple):
 
 
 COMMANDS: list[SlashCommand] = []
+"""All commands, in the order of the list that /help prints."""
 _ALIASES = {"exit": "quit"}
 """Names of the same commands in other programs."""
-"""All commands, in the order of the list that /help prints."""
 
 
 def slash_command(name: str, usage: str, description: str) -> Callable[[CommandHandler], CommandHandler]:
@@ -84,8 +84,7 @@ def parse_command(line: str) -> CommandCall | None:
     match = _COMMAND.match(line)
     if match is None:
         return None
-    name = match["name"]
-    name = _ALIASES.get(name, name)
+    name = _ALIASES.get(match["name"], match["name"])
     command = next((each for each in COMMANDS if each.name == name), None)
     if command is None:
         similar = get_close_matches(name, [each.name for each in COMMANDS], n=1)
