@@ -95,7 +95,9 @@ def _replace_summary(
     unanswered = [*takewhile(editor.is_question, reversed(bare))]
     summarized, rest = editor.split_summary(objects[index])
     if unanswered:
-        rest = [editor.remove_texts(each, editor.list_texts(unanswered[0])) for each in rest]
+        # What is restored ends with it.
+        repeated = set(editor.list_texts(unanswered[0]))
+        rest = [editor.remove_texts(each, repeated) for each in rest if not repeated >= set(editor.list_texts(each))]
     if is_whole and not bare:
         # A purge may have removed all of it.
         return {}
