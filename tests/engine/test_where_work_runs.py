@@ -1,6 +1,7 @@
-"""Long work of a server runs in its worker process, with the same results: indexes, summaries, transcripts."""
+"""Where work runs: what is long in the worker process of a server, what is large in a thread."""
 
 import re
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,12 @@ from quire.engine.search import MessageFilter
 from quire.engine.shared_transcript import SharedTranscript
 from quire.errors import ModelContextOverflow, ModelUnavailable
 from quire.llm import Prompt
-from quire.model import Message
+from quire.model import Message, TextPart
 from quire.settings import Settings
 from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
+from quire.view.assembly import ViewAssembly
+from quire.view.layout import RenderedRequest
 
 SECRET = "ghp_" + "a1B2c3D4e5F6" * 3
 CALL_SITE = re.compile(r"await run_portable\(\s*[^,]+,\s*(\w+)")
@@ -84,3 +87,17 @@ async def test_everything_that_may_run_in_the_process_does(store: SqlStore, call
             assert SECRET not in "".join([piece async for piece in transcript.write()])
             assert transcript.masked_count >= 12
     assert called == find_portable_functions()
+
+
+async def test_many_new_parts_are_not_laid_out_on_the_event_loop(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
+    threads, render = list[threading.Thread](), ViewAssembly.render
+
+    def spy(self: ViewAssembly) -> RenderedRequest:
+        threads.append(threading.current_thread())
+        return render(self)
+
+    monkeypatch.setattr(ViewAssembly, "render", spy)
+    conversation = await make_engine(store, "Yes.").with_changes(context_limit=200_000).conversation("c")
+    await conversation.prepare("Hello.")
+    await conversation.prepare(Message(role="user", parts=(TextPart(text="Run."),) * 4_000))
+    assert [thread is threading.current_thread() for thread in threads] == [True, False]
