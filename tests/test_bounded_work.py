@@ -15,7 +15,8 @@ from quire.errors import ModelContextOverflow, ModelError, ModelRateLimited
 from quire.llm.error_mapping import MAX_BODY_DEPTH, MAX_CLASSIFIED_CHARS, classify_error
 from quire.model import Message
 from quire.model.policy import MAX_MODEL_NAME_CHARS
-from quire.search.query import MAX_EDGE_CHARS, find_time_ranges, parse_query
+from quire.search.dates import MAX_EDGE_CHARS, find_time_ranges
+from quire.search.query import parse_query
 from quire.view import rendered
 from quire.view.budget import Calibration
 from quire.view.excerpts import find_largest_limit

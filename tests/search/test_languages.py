@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.dialogues import LANGUAGE_CODES, load_dialogues
+from quire.search.dates import find_time_ranges, translate_dates
 from quire.search.languages import LANGUAGES, Language, detect_language, detect_query_languages
 from quire.search.message_features import DIRECTIVE_STANDING, extract_features
-from quire.search.query import find_time_ranges, parse_query, translate_dates
+from quire.search.query import parse_query
 
 NAMES: dict[str, str] = dict(
     zip(LANGUAGE_CODES, ("english", "german", "french", "spanish", "russian", "chinese", "japanese"), strict=True)
@@ -76,6 +77,12 @@ def test_any_text_has_a_language(text: str):
         ("Qu'est-ce que j'ai mangé hier ?", date(2025, 11, 15), 1),
         ("Что я ел вчера?", date(2025, 11, 15), 1),
         ("昨天我吃了什么？", date(2025, 11, 15), 1),
+        ("Was haben wir vor drei Wochen gekauft?", date(2025, 10, 23), 7),
+        ("Qu'est-ce que nous avons fait il y a deux jours ?", date(2025, 11, 14), 1),
+        ("¿Qué hicimos el viernes pasado?", date(2025, 11, 14), 1),
+        ("Что мы купили три недели назад?", date(2025, 10, 23), 7),
+        ("三周前我们买了什么？", date(2025, 10, 23), 7),
+        ("先週の金曜日に何をしましたか？", date(2025, 11, 14), 1),
     ],
 )
 def test_dates_are_understood(text: str, first: date, days: int):

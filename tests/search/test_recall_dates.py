@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recall_fixtures import noon_micros
 
-from quire.search.query import DAY_MICROS, TimeRange, find_time_ranges
+from quire.search.dates import DAY_MICROS, TimeRange, find_time_ranges
 
 ASKED_AT = noon_micros("2023-10-15")
 
@@ -31,6 +31,13 @@ def make_time_range(first: str, days: int = 1) -> TimeRange:
         ("the trip two weeks ago", [make_time_range("2023-09-28", 7)]),
         ("10 days ago", [make_time_range("2023-10-05")]),
         ("last month", [make_time_range("2023-08-31", 30)]),
+        ("a couple of weeks ago", [make_time_range("2023-09-28", 7)]),
+        ("in the past two weeks", [make_time_range("2023-10-01", 15)]),
+        ("last Friday", [make_time_range("2023-10-13")]),
+        ("last weekend", [make_time_range("2023-10-07", 2)]),
+        ("on Valentine's day", [make_time_range("2023-02-13", 3)]),
+        ("at Thanksgiving", [make_time_range("2022-11-23", 3)]),
+        ("at Easter", [make_time_range("2023-04-08", 3)]),
         ("May I ask in May?", [make_time_range("2023-05-01", 31)]),
         ("from 3 May to 5 June", [make_time_range("2023-05-03"), make_time_range("2023-06-05")]),
         ("I may march on", []),

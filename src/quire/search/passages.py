@@ -10,7 +10,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from quire.search.languages import Language, detect_language
-from quire.search.tokenizer import UNSPACED_CHAR, WORD_PATTERN, find_distinct_terms, tokenize_query, tokenize_word
+from quire.search.tokenizer import (
+    UNSPACED_CHAR,
+    WORD_PATTERN,
+    find_distinct_terms,
+    split_words,
+    tokenize_query,
+    tokenize_word,
+)
 
 CharSpan = tuple[int, int]
 
@@ -163,11 +170,19 @@ def make_excerpt(text: str, terms: Collection[str], *, max_chars: int = EXCERPT_
 
 
 def _find_matches(line: str, terms: frozenset[str], language: Language) -> Iterator[_Match]:
-    for word in WORD_PATTERN.finditer(line) if terms else ():
-        matching = terms.intersection(tokenize_word(word[0], language))
-        if matching and not UNSPACED_CHAR.match(word[0]):
+    # Each distinct word is compared once: few of them match, and a line without any is not searched for places.
+    matching_by_word = {
+        word: matching
+        for word in (set(split_words(line)) if terms else ())
+        if (matching := terms.intersection(tokenize_word(word, language)))
+    }
+    for word in WORD_PATTERN.finditer(line) if matching_by_word else ():
+        matching = matching_by_word.get(word[0])
+        if not matching:
+            continue
+        if not UNSPACED_CHAR.match(word[0]):
             yield _Match(word.start(), word.end(), min(matching))
-        elif matching:
+        else:
             # A run of a script without spaces, whose terms are characters and pairs of them.
             normalized, offsets = _normalize_run(word[0])
             for index in range(len(normalized)):

@@ -1,19 +1,12 @@
-"""Parses a query: for a search its words, for recall the terms of a question, its speakers and dates, and its kind.
-
-Dates become time ranges: absolute ("7 May 2023", "May 7th", "in June", "2023-05-07") or relative to the time of the
-question ("yesterday", "two weeks ago", "last month"). A day or month without a year is the latest one before it. Dates
-in other languages are translated into English first: "7 de abril" becomes "7 april".
-"""
+"""Parses a query: for a search its words, for recall the terms of a question, its speakers and dates, and its kind."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
 from difflib import SequenceMatcher
-from types import MappingProxyType
-from typing import NamedTuple
 
-from quire.search.languages import Language, detect_language, detect_query_languages
+from quire.search.dates import TimeRange, cut_to_edges, find_time_ranges
+from quire.search.languages import detect_query_languages
 from quire.search.tokenizer import (
     UNSPACED_CHAR,
     deduplicate,
@@ -28,12 +21,8 @@ MAX_QUERY_CHARS = 4_000
 """Characters of a query that are searched for, from its start."""
 MAX_QUERY_WORDS = 32
 """Distinct words of a query that are looked up; later ones are ignored."""
-DAY_MICROS = 24 * 60 * 60 * 1_000_000
-"""Microseconds of a day."""
 MAX_EDGE_WORDS = 120
 """Words at the beginning and at the end of a longer message that are parsed: the question is in one of the two."""
-MAX_EDGE_CHARS = 4_000
-"""Characters at the beginning and at the end of a longer message that are parsed, whatever its words are."""
 MAX_FUZZY_SPEAKERS = 64
 """With more speakers than this, misspelled names do not match: fuzzy matching compares every word with every name."""
 _MIN_NAME_SIMILARITY = 0.75
@@ -74,79 +63,6 @@ _ABOUT_REPLY = re.compile(
     r"|suggested|told|wrote)\b"
 )
 _FIRST_PERSON = re.compile(r"\b(?:i|me|my|mine)\b")
-_MONTHS = (
-    "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
-    "december",
-)  # fmt: skip
-_NUMBER_WORDS = {
-    "a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
-    "ten": 10,
-}  # fmt: skip
-_UNIT_DAYS = {"day": 1, "week": 7, "month": 30, "year": 365}
-_ISO_DATE = re.compile(r"\b(\d{4})-(\d\d)-(\d\d)\b")
-_MONTH_DATE = re.compile(
-    rf"(?:\b(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? )?\b({'|'.join(_MONTHS)})\b(?: (\d{{1,2}})(?:st|nd|rd|th)?\b(?!:))?"
-    r"(?:,? (\d{4})\b)?"
-)
-_UNITS_AGO = re.compile(rf"\b(\d{{1,3}}|{'|'.join(_NUMBER_WORDS)}) (day|week|month|year)s? ago\b")
-_LAST_UNIT = re.compile(r"\blast (week|month|year)\b")
-_MONTH_LISTS: Mapping[Language, tuple[str, ...]] = MappingProxyType(
-    {
-        "german": ("januar februar märz april mai juni juli august september oktober november dezember",),
-        "french": ("janvier février mars avril mai juin juillet août septembre octobre novembre décembre",),
-        "spanish": ("enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre",),
-        "russian": (
-            "января февраля марта апреля мая июня июля августа сентября октября ноября декабря",
-            "январе феврале марте апреле мае июне июле августе сентябре октябре ноябре декабре",
-            "январь февраль март апрель май июнь июль август сентябрь октябрь ноябрь декабрь",
-        ),
-    }
-)
-_RELATIVE_DATES: Mapping[Language, Mapping[str, str]] = MappingProxyType(
-    {
-        "german": {
-            "gestern": "yesterday", "letzte woche": "last week", "letzter woche": "last week",
-            "letzten monat": "last month", "letztes jahr": "last year", "letzten jahr": "last year",
-        },
-        "french": {
-            "hier": "yesterday", "semaine dernière": "last week", "mois dernier": "last month",
-            "année dernière": "last year", "l'an dernier": "last year",
-        },
-        "spanish": {
-            "ayer": "yesterday", "semana pasada": "last week", "mes pasado": "last month", "año pasado": "last year",
-        },
-        "russian": {
-            "вчера": "yesterday", "прошлой неделе": "last week", "прошлом месяце": "last month",
-            "прошлом году": "last year",
-        },
-        "chinese": {"昨天": "yesterday", "上周": "last week", "上个月": "last month", "去年": "last year"},
-        "japanese": {"昨日": "yesterday", "先週": "last week", "先月": "last month", "去年": "last year"},
-    }
-)  # fmt: skip
-_MONTH_NUMBERS = {
-    name: number % 12 for lists in _MONTH_LISTS.values() for number, name in enumerate(" ".join(lists).split())
-} | {name: number for number, name in enumerate("一 二 三 四 五 六 七 八 九 十 十一 十二".split())}  # noqa: SIM905
-_SPACED_DATES = {
-    language: re.compile(
-        rf"(?:\b(\d{{1,2}})(?:\.|er|º)? (?:de )?)?\b({'|'.join(' '.join(lists).split())})\b(?:,? (?:de )?(\d{{4}})\b)?"
-    )
-    for language, lists in _MONTH_LISTS.items()
-}
-_UNSPACED_DATE = re.compile(r"(?:(\d{4})年)?(\d{1,2}|[一二三四五六七八九十]{1,2})月(?:(\d{1,2})[日号])?")
-_RELATIVE_DATE = {
-    language: re.compile("|".join(phrases) if language in ("chinese", "japanese") else rf"\b(?:{'|'.join(phrases)})\b")
-    for language, phrases in _RELATIVE_DATES.items()
-}
-_MONTH_PREPOSITION = re.compile(r"\b(?:in|of|by|since|until|during|before|after|last|this|early|late|mid) $")
-_MAX_PREPOSITION_CHARS = 7
-"""Length of the longest preposition with its space, which bounds how far the text before a month is searched."""
-
-
-class TimeRange(NamedTuple):
-    """Half-open range, in microseconds since 1970."""
-
-    start: int
-    end: int
 
 
 @dataclass(frozen=True)
@@ -185,7 +101,7 @@ def find_query_words(query: str) -> list[tuple[str, ...]]:
 
 def parse_query(text: str, *, at: int, speakers: Sequence[str] = (), name: str | None = None) -> RecallQuery:
     """Parses a question of the speaker `name` at the time `at`; `speakers` are all names in the index."""
-    text = _cut_to_edges(text)
+    text = cut_to_edges(text)
     words = split_words(text)
     words = words if len(words) <= 2 * MAX_EDGE_WORDS else [*words[:MAX_EDGE_WORDS], *words[-MAX_EDGE_WORDS:]]
     low = text.lower().replace("’", "'")
@@ -209,74 +125,6 @@ def parse_query(text: str, *, at: int, speakers: Sequence[str] = (), name: str |
         asks_summary=bool(_ASKS_SUMMARY.search(low)),
         about_reply=bool(_ABOUT_REPLY.search(low)),
     )
-
-
-def _cut_to_edges(text: str) -> str:
-    """Cuts a long text to its beginning and end, at spaces, so that the cost of all patterns is bounded."""
-    if len(text) <= 2 * MAX_EDGE_CHARS:
-        return text
-    head, tail = text[:MAX_EDGE_CHARS], text[-MAX_EDGE_CHARS:]
-    return f"{head.rsplit(maxsplit=1)[0] if head.strip() else ''}\n{tail.split(maxsplit=1)[-1] if tail.strip() else ''}"
-
-
-def find_time_ranges(text: str, *, at: int) -> tuple[TimeRange, ...]:
-    """Distinct time ranges that a text names; relative dates count from `at`."""
-    text = _cut_to_edges(text)
-    low = translate_dates(text.lower(), detect_language(text))
-    today = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at)).date()
-    ranges: list[TimeRange] = []
-    for year, month, day in _ISO_DATE.findall(low):
-        ranges += _day_range(int(year), int(month), int(day))
-    for match in _MONTH_DATE.finditer(low):
-        month, day = _MONTHS.index(match[2]) + 1, match[1] or match[3]
-        is_past = (month, int(day) if day else 1) <= (today.month, today.day)
-        year = int(match[4]) if match[4] else today.year if is_past else today.year - 1
-        before = max(0, match.start(2) - _MAX_PREPOSITION_CHARS)
-        if day:
-            ranges += _day_range(year, month, int(day))
-        elif match[4] or match[2] not in ("may", "march") or _MONTH_PREPOSITION.search(low, before, match.start(2)):
-            first = date(max(1, year), month, 1)
-            following = date(first.year + month // 12, month % 12 + 1, 1) if first.year < 9_999 else date.max
-            ranges.append(_range_from(first, days=(following - first).days))
-    if "yesterday" in low:
-        ranges.append(_range_from(today - timedelta(days=1), days=1))
-    units = [(_NUMBER_WORDS.get(number) or int(number), unit) for number, unit in _UNITS_AGO.findall(low)]
-    for number, unit in (*units, *((1, unit) for unit in _LAST_UNIT.findall(low))):
-        # A range as wide as its unit: "two weeks ago" is a week.
-        days, width = number * _UNIT_DAYS[unit], _UNIT_DAYS[unit]
-        if days < (today - date.min).days - width:
-            ranges.append(_range_from(today - timedelta(days=days + width // 2), days=width))
-    return tuple(dict.fromkeys(ranges))
-
-
-def translate_dates(low: str, language: Language) -> str:
-    """Replaces the dates of a text in lower case by English ones; a month alone gets the preposition "in"."""
-    if language == "english":
-        return low
-    low = _RELATIVE_DATE[language].sub(lambda match: f" {_RELATIVE_DATES[language][match[0]]} ", low)
-    if language in _SPACED_DATES:
-        return _SPACED_DATES[language].sub(lambda match: _to_english(match[1], match[2], match[3]), low)
-    return _UNSPACED_DATE.sub(lambda match: _to_english(match[3], match[2], match[1]), low)
-
-
-def _to_english(day: str | None, month: str, year: str | None) -> str:
-    number = int(month) - 1 if month.isascii() and month.isdecimal() else _MONTH_NUMBERS.get(month, -1)
-    if not 0 <= number < len(_MONTHS):
-        return " "
-    return f" {day or 'in'} {_MONTHS[number]} {year or ''} "
-
-
-def _day_range(year: int, month: int, day: int) -> list[TimeRange]:
-    """The range of a day; empty if the calendar does not have it."""
-    try:
-        return [_range_from(date(year, month, day), days=1)]
-    except ValueError:
-        return []
-
-
-def _range_from(first: date, *, days: int) -> TimeRange:
-    start = (first - date(1970, 1, 1)).days * DAY_MICROS
-    return TimeRange(start, start + days * DAY_MICROS)
 
 
 def _match_speakers(word: str, speakers: Sequence[str]) -> tuple[str, ...]:

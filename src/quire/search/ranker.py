@@ -13,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.search.dates import DAY_MICROS
 from quire.search.index import MAX_NEIGHBOR_DISTANCE, BoolArray, RecallIndex
 from quire.search.message_features import DIRECTIVE_STANDING
 from quire.search.postings import inverse_document_frequency
-from quire.search.query import DAY_MICROS, RecallQuery
+from quire.search.query import RecallQuery
 from quire.search.segments import IntArray
 from quire.search.vectors import FloatArray
 
