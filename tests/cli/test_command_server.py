@@ -43,7 +43,8 @@ class ServedHome:
 
     def __init__(self, home: RunHome) -> None:
         self.home = home
-        self.socket = home.find_socket().with_name("service-commands.sock")
+        service = home.find_socket()
+        self.socket = service.with_name(f"{service.stem}-commands.sock")
 
     def start(self, *words: str, **variables: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
