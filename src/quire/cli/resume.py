@@ -142,16 +142,12 @@ def _write_session(source: _Source, program: ProgramName) -> "tuple[ResumedSessi
 
 
 def _start(program: ProgramName, session: "NativeSession", folder: Path, overrides: Sequence[str] | None) -> NoReturn:
-    """Runs the agent in the session's folder, and ends with its exit code."""
+    """Runs the agent in the session's folder like `quire run`, and ends with its exit code."""
     from quire.cli import run
-    from quire.cli.agent_programs import AGENT_PROGRAMS
 
     os.chdir(folder)
     executable = shutil.which(program)
     if executable is not None and session.import_arguments:
         subprocess.run([executable, *session.import_arguments], check=True)  # noqa: S603 (the user chose it)
-    if executable is None or program in AGENT_PROGRAMS:
-        run.command(program, list(session.arguments), overrides=list(overrides or ()))
-        raise typer.Exit
-    # The gateway has no wire format for its requests.
-    raise typer.Exit(subprocess.run([executable, *session.arguments], check=False).returncode)  # noqa: S603 (the user chose it)
+    run.command(program, list(session.arguments), overrides=list(overrides or ()))
+    raise typer.Exit
