@@ -5,11 +5,13 @@ import gc
 import socket
 import subprocess
 import sys
+import time
 from types import ModuleType
 
 import pytest
 from fastapi import FastAPI
 
+from quire.concurrency.worker_threads import LONG_WORK_BYTES, run_sized
 from quire.server import lifecycle, process_memory
 
 RETAINED_BYTES = """
@@ -102,3 +104,33 @@ async def test_a_full_collection_does_not_walk_the_modules_of_the_server(app: Fa
         sys.setswitchinterval(interval)
     assert walked[0] < 5_000
     assert walked[1] < 10_000
+
+
+async def test_a_long_list_causes_no_full_collection():
+    full: list[int] = []
+
+    def record(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            full.append(1)
+
+    gc.callbacks.append(record)
+    try:
+        async with process_memory.shorten_collections():
+            messages = [[each] for each in range(1_000_000)]
+    finally:
+        gc.callbacks.remove(record)
+        gc.unfreeze()
+    assert (len(messages), full) == (1_000_000, [])
+
+
+async def test_memory_is_trimmed_between_long_work(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(process_memory, "TRIM_SECONDS", 0.02)
+    monkeypatch.setattr(process_memory, "TRIM_GROWTH", 0.0)
+    collected: list[float] = []
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(time.monotonic()))
+    async with process_memory.trim_memory():
+        await run_sized(LONG_WORK_BYTES + 1, time.sleep, 0.5)
+        ended = time.monotonic()
+        await asyncio.sleep(0.2)
+    assert collected
+    assert min(collected) >= ended

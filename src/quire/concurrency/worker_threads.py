@@ -154,6 +154,11 @@ async def run_portable(
         return await _process_jobs.run(partial(function, *args, **kwargs))
 
 
+def pause_long_work() -> asyncio.Lock:
+    """A context in which no long work of the event loop runs in a thread or process; entered when that of now ends."""
+    return _get_lock((id(asyncio.get_running_loop()), None))
+
+
 async def run_in_worker(function: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
     """Calls a function in a worker thread, after other work of the same owner."""
     async with _get_lock((id(asyncio.get_running_loop()), _work_owner.get())):

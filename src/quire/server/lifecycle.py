@@ -32,7 +32,7 @@ from quire.concurrency.processes import get_spawn_context
 from quire.concurrency.worker_threads import use_worker_process
 from quire.server.addresses import socket_url
 from quire.server.gateway.routes import get_gateway_state
-from quire.server.process_memory import exempt_modules, return_freed_memory, trim_memory
+from quire.server.process_memory import return_freed_memory, shorten_collections, trim_memory
 from quire.server.state import ServerState
 from quire.server.telemetry.logs import log_server_event
 from quire.server.telemetry.metrics import MULTIPROCESS_DIR_VARIABLE, monitor_event_loop
@@ -95,7 +95,7 @@ async def run_server(app: FastAPI, sock: socket.socket, *, grace_seconds: float,
     background = get_gateway_state(app).background
     with use_worker_process():
         metrics = app.state.telemetry.metrics
-        async with monitor_event_loop(metrics), exempt_modules(), trim_memory(), background.recover():
+        async with monitor_event_loop(metrics), shorten_collections(), trim_memory(), background.recover():
             await GracefulServer(config, app, grace_seconds=grace_seconds).serve(sockets=[sock])
 
 

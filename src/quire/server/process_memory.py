@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from quire.concurrency.worker_threads import pause_long_work
+
 MAX_HEAP_BUFFER_BYTES = 1_000_000
 """Longer buffers, such as bodies of requests, have memory of their own, which the system gets back when they are freed.
 By default glibc raises this limit up to 32 MB, and then a few small objects behind freed bodies hold hundreds of MB."""
@@ -23,15 +25,19 @@ TRIM_SECONDS = 20.0
 """Seconds between two looks at the memory of the process."""
 TRIM_GROWTH = 1.1
 """How many times the memory after the last look makes the process look for what it can give back."""
+FULL_COLLECTION_INTERVAL = 1_000
+"""Collections of young objects before a full one. By default it is 10, and a list of 100,000 messages caused a full
+collection after the other, of up to 340 ms each, which freed nothing."""
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 
 
 @asynccontextmanager
-async def exempt_modules() -> AsyncGenerator[None]:
-    """Exempts the application and all modules from garbage collection within the block; they live as long as it.
+async def shorten_collections() -> AsyncGenerator[None]:
+    """Within the block, garbage collections walk few objects: every thread waits while they do.
 
-    A full collection walks all objects while every thread waits, at a third of a microsecond each. The first turn
-    imports the clients of models, which are a third of all objects of a server.
+    The application and all modules are exempt, because they live as long as the block. The first turn imports the
+    clients of models, which are a third of all objects of a server. Full collections are rare: `trim_memory` makes one
+    when memory has grown.
     """
 
     async def exempt_new_modules(exempt: int) -> None:
@@ -44,12 +50,15 @@ async def exempt_modules() -> AsyncGenerator[None]:
                 exempt = current
             before = current
 
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*thresholds[:2], FULL_COLLECTION_INTERVAL)
     gc.freeze()
     task = asyncio.create_task(exempt_new_modules(len(sys.modules)))
     try:
         yield
     finally:
         task.cancel()
+        gc.set_threshold(*thresholds)
 
 
 @asynccontextmanager
@@ -69,7 +78,9 @@ async def trim_memory() -> AsyncGenerator[None]:
         while True:
             await asyncio.sleep(TRIM_SECONDS)
             if read_resident_bytes() > TRIM_GROWTH * trimmed_bytes:
-                gc.collect()
+                # Long work has the most objects to walk.
+                async with pause_long_work():
+                    gc.collect()
                 # 300 MB take 40 ms, without the interpreter's lock.
                 await asyncio.to_thread(trim, 0)
                 trimmed_bytes = read_resident_bytes()

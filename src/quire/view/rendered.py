@@ -8,10 +8,11 @@ decision is stored with the message when it is sent, so that later requests repe
 
 import json
 from base64 import b64decode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
+from json.encoder import encode_basestring
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from weakref import WeakSet
 
 from quire.model import (
@@ -45,6 +46,9 @@ READ_INSTRUCTION = (
 TextLoader = Callable[[str], str | None]
 """Loads the text of a document by its digest; None if it no longer exists."""
 
+LONG_MESSAGE_TOKENS = 50_000
+PIECE_CHARS = 250_000
+"""Length of the pieces of texts in long messages that are encoded at once."""
 _PLAIN_TEXT_ROLES = frozenset({"user", "assistant"})
 _SUPPORTED_PARTS: dict[str, tuple[type, ...]] = {
     "system": (TextPart,),
@@ -121,9 +125,8 @@ class MessageCounter:
         wire_messages = self.wire_format.render_message(message, load_blob=self._load_blob)
         counted = self.wire_format.count_messages(wire_messages, self.token_counter) if tokens is None else tokens
         calls = tuple([call.id for call in message.tool_calls])
-        return RenderedMessage(
-            seq, message, tuple(wire_messages), encode_wire_messages(wire_messages), counted, message.role, calls
-        )
+        encoded = encode_wire_messages(wire_messages, tokens=counted)
+        return RenderedMessage(seq, message, tuple(wire_messages), encoded, counted, message.role, calls)
 
     def render_changed(self, rendered: RenderedMessage, message: Message) -> RenderedMessage:
         """Renders a message that replaces a rendered one; a message that did not change is not rendered again."""
@@ -246,8 +249,32 @@ def _plain_text(message: Message) -> str | None:
     return part.text if part.text and not part.text.isspace() else None
 
 
-def encode_wire_messages(wire_messages: Sequence[WireMessage]) -> bytes:
-    return _encode_json(wire_messages).encode()
+def encode_wire_messages(wire_messages: Sequence[WireMessage], *, tokens: int) -> bytes:
+    """Encodes the messages as JSON; long ones in pieces, between which other threads run.
+
+    JSON of 19 MB takes up to a third of a second, for which the encoder would hold the interpreter.
+    """
+    if tokens < LONG_MESSAGE_TOKENS:
+        return _encode_json(wire_messages).encode()
+    return "".join(_encode_pieces(wire_messages)).encode()
+
+
+def _encode_pieces(value: object) -> Iterator[str]:
+    if isinstance(value, str) and len(value) > PIECE_CHARS:
+        pieces = range(0, len(value), PIECE_CHARS)
+        yield f'"{"".join([encode_basestring(value[start : start + PIECE_CHARS])[1:-1] for start in pieces])}"'
+    elif isinstance(value, Mapping):
+        for number, (key, item) in enumerate(cast("Mapping[str, object]", value).items()):
+            yield f"{',' if number else '{'}{_encode_json(key)}:"
+            yield from _encode_pieces(item)
+        yield "}" if value else "{}"
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for number, item in enumerate(cast("Sequence[object]", value)):
+            yield "," if number else "["
+            yield from _encode_pieces(item)
+        yield "]" if value else "[]"
+    else:
+        yield _encode_json(value)
 
 
 _encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

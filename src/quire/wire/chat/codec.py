@@ -169,8 +169,8 @@ class ChatCodec(Codec):
         return "\n\n".join(join_content_texts(each.get("content")) for each in request.instructions) or None
 
     def is_plain_system(self, request: ClientRequest, system: str | None) -> bool:
-        rendered = [{"role": "system", "content": system}] if system else []
-        return not request.body.get("functions") and dump_json(rendered) == dump_json(list(request.instructions))
+        rendered = [[("role", "system"), ("content", system)]] if system else []
+        return not request.body.get("functions") and rendered == [list(each.items()) for each in request.instructions]
 
     def to_tool_definition(self, tool: WireMessage) -> ToolDefinition:
         function = get_object(tool, "function", "custom")
