@@ -1,5 +1,6 @@
 """The JSON of rendered messages."""
 
+import json
 import sys
 import threading
 import time
@@ -23,8 +24,8 @@ JSON_VALUES = st.recursive(
 def test_long_messages_are_encoded_in_pieces_as_otherwise_at_once(value: Any, piece: int):
     with mock.patch.object(rendered, "PIECE_CHARS", piece):
         message: dict[str, Any] = {"role": "user", "content": value}
-        at_once = encode_wire_messages([message], tokens=1)
-        assert encode_wire_messages([message], tokens=rendered.LONG_MESSAGE_TOKENS) == at_once
+        at_once = json.dumps([message], ensure_ascii=False, separators=(",", ":")).encode()
+        assert encode_wire_messages([message]) == at_once
 
 
 def test_other_threads_run_while_a_long_message_is_encoded():
@@ -32,7 +33,7 @@ def test_other_threads_run_while_a_long_message_is_encoded():
     interval = sys.getswitchinterval()
     sys.setswitchinterval(0.0001)
     try:
-        work = threading.Thread(target=lambda: encode_wire_messages([message], tokens=rendered.LONG_MESSAGE_TOKENS))
+        work = threading.Thread(target=lambda: encode_wire_messages([message]))
         started = previous = time.perf_counter()
         work.start()
         longest = 0.0

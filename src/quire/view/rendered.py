@@ -46,9 +46,8 @@ READ_INSTRUCTION = (
 TextLoader = Callable[[str], str | None]
 """Loads the text of a document by its digest; None if it no longer exists."""
 
-LONG_MESSAGE_TOKENS = 50_000
 PIECE_CHARS = 250_000
-"""Length of the pieces of texts in long messages that are encoded at once."""
+"""Maximum length of what is encoded at once of a text."""
 _PLAIN_TEXT_ROLES = frozenset({"user", "assistant"})
 _SUPPORTED_PARTS: dict[str, tuple[type, ...]] = {
     "system": (TextPart,),
@@ -125,8 +124,9 @@ class MessageCounter:
         wire_messages = self.wire_format.render_message(message, load_blob=self._load_blob)
         counted = self.wire_format.count_messages(wire_messages, self.token_counter) if tokens is None else tokens
         calls = tuple([call.id for call in message.tool_calls])
-        encoded = encode_wire_messages(wire_messages, tokens=counted)
-        return RenderedMessage(seq, message, tuple(wire_messages), encoded, counted, message.role, calls)
+        return RenderedMessage(
+            seq, message, tuple(wire_messages), encode_wire_messages(wire_messages), counted, message.role, calls
+        )
 
     def render_changed(self, rendered: RenderedMessage, message: Message) -> RenderedMessage:
         """Renders a message that replaces a rendered one; a message that did not change is not rendered again."""
@@ -249,26 +249,36 @@ def _plain_text(message: Message) -> str | None:
     return part.text if part.text and not part.text.isspace() else None
 
 
-def encode_wire_messages(wire_messages: Sequence[WireMessage], *, tokens: int) -> bytes:
-    """Encodes the messages as JSON; long ones in pieces, between which other threads run.
+def encode_wire_messages(wire_messages: Sequence[WireMessage]) -> bytes:
+    """Encodes the messages as JSON; long texts in pieces, between which other threads run.
 
     JSON of 19 MB takes up to a third of a second, for which the encoder would hold the interpreter.
     """
-    if tokens < LONG_MESSAGE_TOKENS:
-        return _encode_json(wire_messages).encode()
-    return "".join(_encode_pieces(wire_messages)).encode()
+    if _has_long_text(wire_messages):
+        return b"".join([piece.encode() for piece in _encode_pieces(wire_messages)])
+    return _encode_json(wire_messages).encode()
+
+
+def _has_long_text(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) > PIECE_CHARS
+    if isinstance(value, dict):
+        return any(map(_has_long_text, cast("dict[str, object]", value).values()))
+    return isinstance(value, list | tuple) and any(map(_has_long_text, cast("Sequence[object]", value)))
 
 
 def _encode_pieces(value: object) -> Iterator[str]:
     if isinstance(value, str) and len(value) > PIECE_CHARS:
-        pieces = range(0, len(value), PIECE_CHARS)
-        yield f'"{"".join([encode_basestring(value[start : start + PIECE_CHARS])[1:-1] for start in pieces])}"'
-    elif isinstance(value, Mapping):
-        for number, (key, item) in enumerate(cast("Mapping[str, object]", value).items()):
+        yield '"'
+        for start in range(0, len(value), PIECE_CHARS):
+            yield encode_basestring(value[start : start + PIECE_CHARS])[1:-1]
+        yield '"'
+    elif isinstance(value, dict):
+        for number, (key, item) in enumerate(cast("dict[str, object]", value).items()):
             yield f"{',' if number else '{'}{_encode_json(key)}:"
             yield from _encode_pieces(item)
         yield "}" if value else "{}"
-    elif isinstance(value, Sequence) and not isinstance(value, str):
+    elif isinstance(value, list | tuple):
         for number, item in enumerate(cast("Sequence[object]", value)):
             yield "," if number else "["
             yield from _encode_pieces(item)
