@@ -132,6 +132,17 @@ def test_all_counters_together_cache_rendered_messages_up_to_a_number_of_bytes(m
     assert 0 < sum(len(each.encoded) for each in cached) <= 10_000
 
 
+def test_long_texts_are_not_cached_and_take_no_room_from_others():
+    counter = MessageCounter(counter_for("gpt-4o"), wire_format_for("chat"))
+    short = counter.render_data("short")
+    for _ in range(3):
+        counter.render_data("x" * (rendered.MAX_CACHED_BYTES // 2))
+        counter.count_system("y" * (rendered.MAX_CACHED_BYTES // 2))
+    assert counter.render_data("short") is short
+    texts = [text for text in counter._system_counts if len(text) > 1_000_000]  # pyright: ignore[reportPrivateUsage]
+    assert texts == []
+
+
 @pytest.mark.parametrize("unit", ["a ", " ", "x", "ab \n", f"{'w' * 59_999} ", f" {'w' * 59_999}", f"{' ' * 60_000}ab"])
 def test_whitespace_of_a_long_text_is_collapsed_in_pieces(unit: str):
     text = unit * (200_000 // len(unit))

@@ -81,6 +81,11 @@ def test_the_cache_is_bounded_by_the_size_of_its_histories(monkeypatch: pytest.M
     assert found == [False] * 5 + [True] * 5
     assert cache.find("other", "chat", bytes([9])) is None
     assert cache.find("t", "messages", bytes([9])) is None
+    long_history = RenderedHistory().extend(render_all([Message.user("a" * 1_000)]), [b"long"], COUNTER)
+    assert long_history is not None
+    cache.replace("t", "chat", b"", long_history)
+    assert cache.find("t", "chat", b"long") is None
+    assert cache.find("t", "chat", bytes([9])) is not None
 
 
 async def test_turns_whose_replies_clients_change_read_no_message_again(

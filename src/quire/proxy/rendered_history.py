@@ -17,7 +17,7 @@ from quire.view.layout import DigestStart, RequestContents, lay_out
 from quire.view.rendered import MessageCounter, RenderedMessage
 
 MAX_HISTORY_BYTES = 32 * 1024 * 1024
-"""Maximum size of all cached histories, in bytes of their wire format."""
+"""Maximum size of all cached histories, in bytes of their wire format. A longer one than a quarter is not cached."""
 MIN_MESSAGE_BYTES = 500
 """Bytes that a message counts as at least."""
 
@@ -86,7 +86,7 @@ class RenderedHistories:
     def replace(self, tenant: str, wire_format: WireFormatName, old_path: bytes, history: RenderedHistory) -> None:
         """Caches a history in place of the shorter one that it extends."""
         self._histories.pop((tenant, wire_format, old_path), None)
-        if history.size <= MAX_HISTORY_BYTES:
+        if history.size <= MAX_HISTORY_BYTES // 4:
             self._histories[tenant, wire_format, history.paths[-1]] = history
 
     def clear(self) -> None:
