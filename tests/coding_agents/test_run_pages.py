@@ -4,14 +4,18 @@ Every provider that a page names is a scripted one on loopback. A request must r
 block name, with the credential that the page says, and no other; what goes to any other host ends at a proxy.
 """
 
+import base64
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -279,3 +283,41 @@ def test_the_page_of_an_agent_runs_as_written(world: World, name: str):
     assert set(world.other_hosts) <= agent.own_hosts
     page = (DOCS / agent.page).read_text()
     assert [host for host in agent.own_hosts if f"`{host}`" not in page] == []
+
+
+@pytest.mark.nightly
+def test_a_chatgpt_login_of_codex_goes_to_chatgpt_as_the_page_says(world: World):
+    agent = AGENTS["codex"]
+    if agent.binary is None:
+        pytest.skip("CODEX IS NOT INSTALLED (`just install-agents`)")
+    token = write_chatgpt_login(world.folder / ".codex")
+    [settings] = [each.text for each in read_blocks(agent) if PROVIDER_URLS["chatgpt"] in each.text]
+    world.write_settings(settings)
+    assert "Ahoy." in world.run(f"quire run codex exec -m codex-mini-latest {shlex.quote('Say ahoy')}")
+    [request] = world.providers["chatgpt"].requests
+    assert request.headers["chatgpt-account-id"] == "account-of-the-user"
+    assert world.take_hosts(credential=token) == {"chatgpt"}
+    assert set(world.other_hosts) <= agent.own_hosts
+
+
+def write_chatgpt_login(folder: Path) -> str:
+    """Writes what `codex login` stores; returns the token that Codex sends."""
+    claims = {
+        "email": "kay@example.org",
+        "exp": int(time.time()) + 86_400,
+        "https://api.openai.com/auth": {"chatgpt_plan_type": "pro", "chatgpt_account_id": "account-of-the-user"},
+    }
+    token = ".".join(
+        base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")
+        for part in ({"alg": "none"}, claims, "signature")
+    )
+    tokens = {
+        "id_token": token,
+        "access_token": token,
+        "refresh_token": "refresh",
+        "account_id": "account-of-the-user",
+    }
+    refreshed = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    folder.mkdir()
+    (folder / "auth.json").write_text(json.dumps({"tokens": tokens, "last_refresh": refreshed}))
+    return token
