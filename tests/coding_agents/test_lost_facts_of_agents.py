@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 COMPACTIONS = 5 if IS_FULL_SIZE else 1
 """Of each agent, with ten facts before each."""
-MIN_NAMED_SHARE, MAX_FALSE_FACTS = 0.9, 5
+MIN_NAMED_SHARE, MAX_FALSE_FACTS = 0.9, 5 if IS_FULL_SIZE else 0
 PEOPLE = ("Oyelaran", "Marchetti", "Lindqvist", "Abernathy", "Takahashi", "Villanueva", "Szymanska", "Okonkwo")
 THINGS = (
     "pilots",

@@ -5,9 +5,11 @@ then on. Claude Code asks on a fork and continues on the branch before; Codex as
 fork.
 """
 
-from collections.abc import Mapping
-from itertools import count
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from itertools import chain, count
+from typing import NamedTuple, cast
+
+from pydantic_core import from_json
 
 from quire.compaction.lost_facts import LostFacts, find_lost_facts
 from quire.concurrency.worker_threads import run_sized
@@ -88,7 +90,11 @@ async def _compare(
 ) -> ClientCompaction:
     """Compares what the request for the summary has with the summary, and with what the request after it has."""
     covered, manifest = await _read_request(store, reply)
-    remaining = (await _read_request(store, following))[0] if following is not None else []
+    remaining, sent = (await _read_request(store, following)) if following is not None else ([], None)
+    body: bytes | None = None
+    if following is not None and sent is not None and sent.forwarded is not None and sent.forwarded.unrecorded_messages:
+        # Codex repeats messages of the user's before its summary, which the log has on the covered branch only.
+        body = await store.get_request_body(following.conversation, following.seq, branch=following.branch)
     removed = [(entry.seq, remove_boilerplate(entry.message)) for entry in covered if entry.seq < prompt.seq]
     question = [part for part in prompt.message.parts if not _starts_prompt(part)]
     removed += (
@@ -105,9 +111,13 @@ async def _compare(
     if earlier is not None and replaces_summary:
         # The summary before this one, which the log has only as a reply.
         summaries.append((earlier.seq, extract_summary(earlier.message.text)))
-    texts = [_join_texts(remove_boilerplate(entry.message)) for entry in remaining]
-    texts.insert(0, extract_summary(reply.message.text))
-    size = sum(len(entry.raw) for entry in (*covered, *remaining, reply))
+    texts = [extract_summary(reply.message.text)]
+    texts += [_join_texts(remove_boilerplate(entry.message)) for entry in remaining]
+    size = sum(len(entry.raw) for entry in (*covered, *remaining, reply)) + len(body or b"")
+
+    def find() -> LostFacts:
+        return find_lost_facts(removed, chain(texts, _list_texts(body or b"{}")), summaries=summaries)
+
     seqs = [entry.seq for entry in covered]
     return ClientCompaction(
         conversation=reply.conversation,
@@ -117,7 +127,7 @@ async def _compare(
         first=min(seqs, default=prompt.seq),
         last=max(seqs, default=prompt.seq),
         messages=len(removed),
-        lost=await run_sized(size, find_lost_facts, removed, texts, summaries=summaries),
+        lost=await run_sized(size, find),
     )
 
 
@@ -148,6 +158,20 @@ def _starts_prompt(part: object) -> bool:
 def _join_texts(message: Message) -> str:
     results = (result.text for result in message.tool_results)
     return "\n".join([message.text, *(call.arguments for call in message.tool_calls), *results])
+
+
+def _list_texts(body: bytes) -> Iterator[str]:
+    """All texts in the list of messages of a request's body, in any format."""
+    fields = from_json(body)
+    values: list[object] = [fields.get(name) for name in ("messages", "input", "contents")]
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            values += cast("dict[str, object]", value).values()
+        elif isinstance(value, list):
+            values += cast("list[object]", value)
 
 
 def extract_summary(text: str) -> str:
