@@ -48,7 +48,7 @@ SQLITE_ONLY = bool(os.environ.get("QUIRE_TEST_SQLITE_ONLY"))
 
 _COMMON_PROFILE = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
 settings.register_profile("dev", max_examples=30, **_COMMON_PROFILE)
-settings.register_profile("ci", max_examples=30, derandomize=True, **_COMMON_PROFILE)
+settings.register_profile("ci", max_examples=15, derandomize=True, **_COMMON_PROFILE)
 settings.register_profile("full", max_examples=100, **_COMMON_PROFILE)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("full" if IS_FULL_SIZE else "ci" if IN_CI else "dev"))
 

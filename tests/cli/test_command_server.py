@@ -15,13 +15,14 @@ import pytest
 from documented_commands import ROOT
 from test_run import PROGRAM, TIMEOUT_SECONDS, RunHome, run_home, start_serve  # noqa: F401 (a fixture)
 
+from infra.sizes import IS_FULL_SIZE
 from quire.cli.command_client import FORKED_COMMANDS, IS_SUPPORTED
 from quire.model import Draft, Message, Usage
 from quire.store import SqlStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not IS_SUPPORTED, reason="forks only on Linux")]
 
-COMMANDS = [
+ALL_COMMANDS = [
     ["conversation", "list"],
     ["conversation", "list", "--json"],
     ["conversation", "show", "tide"],
@@ -35,6 +36,7 @@ COMMANDS = [
     ["models", "gpt-4o"],
     ["context", "--help"],
 ]
+COMMANDS = ALL_COMMANDS if IS_FULL_SIZE else [*ALL_COMMANDS[::3], ["search", "--no-such-option"]]
 VARIABLES = [{}, {"COLUMNS": "50", "TZ": "Asia/Tokyo", "LANG": "C", "PYTHONIOENCODING": "ascii"}]
 
 

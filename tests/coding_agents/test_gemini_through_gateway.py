@@ -34,7 +34,7 @@ pytestmark = [
 CALL_COUNT = 50 if IS_FULL_SIZE else 6
 TOOL_NAME = "glob"
 SNAPSHOT = "<state_snapshot><goal>Find the tide table of the harbour, and read it.</goal></state_snapshot>"
-upstreams = pytest.mark.parametrize("speaks", ["gemini", "chat"])
+upstreams = pytest.mark.parametrize("speaks", ["gemini", pytest.param("chat", marks=pytest.mark.nightly)])
 
 
 def call_tools(count: int) -> Script:

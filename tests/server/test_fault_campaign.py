@@ -12,10 +12,10 @@ from infra.fault_schedule import FaultKind, build_schedule
 from infra.metered_upstream import MeteredCall, MeteredUpstream
 from infra.pgbouncer import find_pgbouncer
 from infra.postgres import Cluster, find_binaries
+from infra.sizes import IS_FULL_SIZE
 from quire.model import Message
 from quire.store import SqlStore
 
-FAULT_COUNT = 30
 SEED = 19
 
 
@@ -27,7 +27,7 @@ async def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path):
         database = SingleDatabase(cluster, pooler=pooler)
         kinds = list_supported_kinds(database)
         async with run_fleet(database, tmp_path) as campaign:
-            result = await campaign.run(build_schedule(SEED, FAULT_COUNT, kinds=kinds))
+            result = await campaign.run(build_schedule(SEED, 30 if IS_FULL_SIZE else len(kinds), kinds=kinds))
     assert result.failures == []
     assert set(campaign.injected) | set(campaign.without_effect) == kinds
     assert sum(client.statuses.total() for client in campaign.clients) > result.acknowledged_turns, (

@@ -72,7 +72,7 @@ async def replace_server(fleet: Fleet, rotation: list[int], *, source: Path) -> 
     await asyncio.to_thread(old_process.stop)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_no_turn_is_refused_during_an_upgrade(database_url: str, admin_url: str, tmp_path: Path):
     async with SqlStore.open(database_url) as store:
         _, key = await store.keys.create("upgrade", ["chat"])
