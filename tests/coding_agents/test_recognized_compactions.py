@@ -54,6 +54,8 @@ SUMMARY_PROMPTS = (
     "Respond with TEXT ONLY", "CONTEXT CHECKPOINT COMPACTION", "context summarization agent", "<state_snapshot>",
 )  # fmt: skip
 SESSION_HEADERS = ("x-claude-code-session-id", "session-id")
+MARK = re.compile(r"Part \d+ of \d+|gAAAA-\w+-\d+")
+"""In each summary, and in no other."""
 FACT = re.compile(r"fact-(\d+)-of-\w+!")
 SCOPES = {
     "list alone": dict.fromkeys(DEFAULT_SESSION_HEADERS, ""),
@@ -78,6 +80,10 @@ class CompactedSession:
     """Whether usage makes the agent compact within a turn, else the test tells it to."""
     summaries: list[str] = field(default_factory=list[str])
     """Replies with a summary; a sealed one is its content."""
+    drafts: list[str] = field(default_factory=list[str])
+    """Summaries of which the agent's next list has one. Gemini CLI has each written twice, Claude Code those without
+    tags; Gemini CLI uses none that is longer than what it covers."""
+    written: int = 0
     facts: int = 0
     covered: list[set[int]] = field(default_factory=list[set[int]])
     """Facts that the agent's list no longer had after each compaction."""
@@ -88,18 +94,17 @@ class CompactedSession:
         with self.lock:
             self.requests += 1
             if request.items[-1].get("type") == "compaction_trigger":
-                self.summaries.append(f"gAAAA-{self.name}-{len(self.summaries)}")
-                return ScriptedReply(compaction=self.summaries[-1])
+                self.drafts.append(f"gAAAA-{self.name}-{len(self.summaries)}")
+                return ScriptedReply(compaction=self.drafts[-1])
             if is_summary_request(request):
                 return ScriptedReply(self.summarize(request), usage=ScriptedUsage(1_000))
             if self.tool not in request.tool_names:
                 return ScriptedReply('{"complexity_score": 1}')
-            is_new = len(self.covered) < len(self.summaries)
-            if is_new and request.format == "gemini" and json.dumps(self.summaries[-1]) not in json.dumps(request.body):
-                # Gemini CLI does not use a summary that is longer than what it covers.
-                self.summaries.pop()
-            while len(self.covered) < len(self.summaries):
-                self.covered.append(set(range(1, self.facts + 1)) - find_facts(request.raw.decode()))
+            text = request.raw.decode()
+            used = [draft for draft in self.drafts if MARK.findall(draft)[-1] in text]
+            self.drafts.clear()
+            self.summaries += used
+            self.covered += [set(range(1, self.facts + 1)) - find_facts(text)] * len(used)
             is_turn_over = bool(request.newest_results) and self.facts % CALLS == 0
             if self.facts >= CALLS * COMPACTIONS + 2 if self.is_automatic else is_turn_over:
                 return ScriptedReply(f"All {self.facts} are read.", usage=ScriptedUsage(1_000))
@@ -110,17 +115,15 @@ class CompactedSession:
             return ScriptedReply("", (call,), usage=ScriptedUsage(FULL_TOKENS if is_full else 1_000))
 
     def summarize(self, request: ProviderRequest) -> str:
-        if b"Critically evaluate" in request.raw:
-            # Gemini CLI has each summary written twice, and uses the second.
-            self.summaries.pop()
-        number, rng = len(self.summaries), random.Random(f"{self.name} {len(self.summaries)}")
+        number, rng = self.written, random.Random(f"{self.name} {self.written}")
+        self.written += 1
         number += int(self.name[-1]) * COMPACTIONS
         summary = write_summary(number, self.summaries[-1] if self.summaries else "", rng)
         if request.format == "gemini":
             is_first = b"Critically evaluate" not in request.raw
             summary = f"<state_snapshot>\n{summary}\n{'Draft.' if is_first else 'Done.'}</state_snapshot>"
-        self.summaries.append(wrap_as_reply(summary, number, rng) if request.format == "messages" else summary)
-        return self.summaries[-1]
+        self.drafts.append(wrap_as_reply(summary, number, rng) if request.format == "messages" else summary)
+        return self.drafts[-1]
 
 
 def is_summary_request(request: ProviderRequest) -> bool:

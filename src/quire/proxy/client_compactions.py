@@ -37,7 +37,8 @@ MAX_SEARCHED_COMPACTIONS = 20
 
 _ANALYSIS = re.compile(r"<analysis>(?:(?!<analysis>).)*?</analysis>", re.DOTALL)
 """From the last beginning before an end: otherwise every beginning would search the rest of the text for an end."""
-_TAG = re.compile(r"</?summary>")
+_TAG = re.compile(r"</?summary>|Summary:\s")
+"""Claude Code writes the second in place of the first, wherever in the reply that is."""
 
 
 def normalize_summary(text: str) -> str:
