@@ -57,6 +57,7 @@ LEADING_ARGUMENTS = {
     "context restore": ["2"],
     "context priority": ["7", "9"],
     "conversation rename": ["title"],
+    "conversation tag": ["mill"],
 }
 TRAILING_OPTIONS = {
     "conversation fork": ["--at", "1"],

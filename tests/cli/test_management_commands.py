@@ -353,6 +353,18 @@ def test_a_title_is_changed(home: CliHome):
     assert [each["title"] for each in run_json("conversation", "list")["conversations"]] == ["Tides", "Hello"]
 
 
+def test_tags_are_replaced_listed_and_in_a_transcript(home: CliHome):
+    assert run_json("conversation", "tag", "Water, release,water", GREETING_ID)["tags"] == ["water", "release"]
+    listed = run_json("conversation", "list", "--tag", "water")["conversations"]
+    assert [(each["id"], each["tags"]) for each in listed] == [(GREETING_ID, ["water", "release"])]
+    assert "[water] [release]" in invoke_cli("conversation", "list").output
+    assert "Tags: water, release" in invoke_cli("export", GREETING_ID, "--format", "markdown").output
+    transcript = invoke_cli("export", GREETING_ID, "--format", "json").stdout
+    assert json.loads(transcript)["tags"] == ["water", "release"]
+    assert run_json("conversation", "tag", "", GREETING_ID)["tags"] == []
+    assert "Tags" not in invoke_cli("export", GREETING_ID, "--format", "markdown").output
+
+
 async def test_side_calls_of_an_agent_are_listed_only_on_request(home: CliHome):
     home.clock.now = NEXT_DAY
     async with SqlStore.open(home.url) as store:

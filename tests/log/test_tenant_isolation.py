@@ -254,6 +254,7 @@ REFUSED: dict[str, Callable[[SqlStore], Any]] = {
     "is_purged": lambda store: store.is_purged("theirs"),
     "get_metadata": lambda store: store.get_metadata("theirs"),
     "set_metadata": lambda store: store.set_metadata("theirs", {"a": "b"}),
+    "set_tags": lambda store: store.set_tags("theirs", ["mine"]),
     "rename_conversation": lambda store: store.rename_conversation("theirs", "mine"),
     "get_branch": lambda store: store.get_branch("theirs"),
     "list_branches": lambda store: store.list_branches("theirs"),
@@ -289,6 +290,7 @@ WITHOUT_CONVERSATION = {
     "create_conversation",
     "list_conversations",
     "list_origins",
+    "list_tags",
     "list_session",
     "fill_titles",
     "sum_tokens",
@@ -415,6 +417,7 @@ async def other_store(store: SqlStore) -> SqlStore:
 
 
 async def test_no_method_reaches_another_tenants_conversation(other_store: SqlStore) -> None:
+    await other_store.set_tags("theirs", ["a tag"])
     before = await collect_export(other_store, "theirs")
     mine = other_store.for_tenant("b")
     for name, call in REFUSED.items():
@@ -422,6 +425,7 @@ async def test_no_method_reaches_another_tenants_conversation(other_store: SqlSt
             pytest.fail(f"{name} gave {await call(mine)}")
     assert await mine.list_conversations() == []
     assert await mine.list_origins() == []
+    assert await mine.list_tags() == []
     assert [each.client for each in await other_store.list_origins()] == ["a client"]
     assert await mine.imports.list_sessions("a client", ["a's session"]) == {}
     assert list(await other_store.imports.list_sessions("a client", ["a's session"])) == ["a's session"]

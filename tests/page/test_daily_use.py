@@ -198,3 +198,35 @@ def test_no_word_is_lost_when_the_network_comes_and_goes(
     assert text.count("the gate first") == 1
     assert proxy.cuts >= NETWORK_CUTS
     page_server.run(stack.aclose())
+
+
+def test_tags_are_edited_in_the_list_and_filter_it_and_the_palette(page: Page, page_server: PageServer) -> None:
+    tagged = create_conversation(page_server, Message.user("The sluice of the tagged mill"))
+    create_conversation(page_server, Message.user("A chat without tags"))
+    page.goto(page_server.url(tagged))
+    listed = page.get_by_role("navigation", name="Conversations")
+    listed.get_by_role("button", name="Actions of The sluice of the tagged mill").click()
+    page.get_by_role("menuitem", name="Edit tags").click()
+    field = listed.get_by_role("textbox", name="Tags")
+    field.fill("Water, release")
+    field.press("Enter")
+    expect(listed.get_by_role("link", name="The sluice of the tagged mill")).to_contain_text("#water #release")
+
+    page.reload()
+    listed.get_by_role("combobox", name="Tag").select_option("water")
+    expect(listed.get_by_role("link")).to_have_count(1)
+    expect(listed.get_by_role("link")).to_contain_text("#water #release")
+
+    page.keyboard.press("Control+k")
+    page.get_by_role("combobox", name="Search and commands").fill("#rel")
+    results = page.get_by_role("listbox", name="Results")
+    expect(results.get_by_role("option")).to_have_count(1)
+    expect(results).to_contain_text("The sluice of the tagged mill")
+    page.keyboard.press("Escape")
+
+    listed.get_by_role("button", name="Actions of The sluice of the tagged mill").click()
+    page.get_by_role("menuitem", name="Edit tags").click()
+    field.fill("")
+    field.press("Enter")
+    expect(listed.get_by_role("link", name="A chat without tags").first).to_be_visible()
+    expect(listed.get_by_role("combobox", name="Tag")).to_have_count(0)

@@ -19,7 +19,7 @@ from quire.store import SqlStore
 pytestmark = pytest.mark.every_database
 
 BODIES_BY_SCHEMA: dict[str, dict[str, Any]] = {
-    "RenameConversationBody": {"title": "mine now"},
+    "UpdateConversationBody": {"title": "mine now", "tags": ["mine"]},
     "ForkBody": {"fork_seq": 1},
     "AppendMessagesBody": {"messages": ["an intruder was here"]},
     "SendBody": {"message": "an intruder was here"},

@@ -9,6 +9,7 @@ const make = (id: string, updated: number, origin: Partial<Conversation["origin"
   title: id,
   created_at: 1,
   updated_at: updated,
+  tags: [],
   origin: origin && { client: null, session: null, project: null, agent: null, parent_agent: null, purpose: null, ...origin },
 });
 const NOW = at(2026, 3, 2, 0) / 1_000;

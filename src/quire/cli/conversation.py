@@ -1,4 +1,4 @@
-"""`quire conversation`: lists, forks, renames, verifies and purges conversations, and finds secrets in them."""
+"""`quire conversation`: lists, forks, renames, tags, verifies and purges conversations, and finds secrets in them."""
 
 import sys
 from collections.abc import Iterable
@@ -58,6 +58,7 @@ async def list_(
     everything: Annotated[
         bool, typer.Option("--all", help="Also list sub-agents, and agents' calls for titles and the like.")
     ] = False,
+    tag: Annotated[str | None, typer.Option(help="Only conversations with this tag.", show_default=False)] = None,
     overrides: SetOptions = None,
 ) -> Result:
     """List conversations, the most recently used first."""
@@ -71,7 +72,7 @@ async def list_(
 
     listed: list[ListedConversationSchema] = []
     async with open_store(overrides) as store:
-        records = await store.list_conversations(limit=limit, main_only=not everything)
+        records = await store.list_conversations(limit=limit, main_only=not everything, tag=tag)
         for record in await store.fill_titles(*records):
             branches = await store.list_branches(record.id)
             listed.append(
@@ -87,7 +88,13 @@ async def list_(
         yield make_table(
             "id", "title", "updated", "entries", "branches",
             rows=[
-                (each.id, to_one_line(each.title), format_local_time(each.updated_at), each.entries, len(each.branches))
+                (
+                    each.id,
+                    to_one_line(" ".join([each.title, *(f"[{tag}]" for tag in each.tags)])),
+                    format_local_time(each.updated_at),
+                    each.entries,
+                    len(each.branches),
+                )
                 for each in listed
             ],
             right_aligned=("entries", "branches"), wrapped=("title",),
@@ -131,6 +138,23 @@ async def rename(
         await store.rename_conversation(conversation_id, title)
     document = NamedConversationSchema(conversation=conversation_id, title=title)
     return Result(document, f"Renamed {conversation_id} to {to_one_line(title)!r}.")
+
+
+@command(app, "quire conversation tag mill,release")
+async def tag(
+    tags: Annotated[str, typer.Argument(help="All tags, separated by commas; an empty text removes them.")],
+    conversation: ConversationName = None,
+    *,
+    overrides: SetOptions = None,
+) -> Result:
+    """Replace a conversation's tags."""
+    from quire.schemas.records import TaggedConversationSchema
+
+    async with open_store(overrides) as store:
+        conversation_id = await resolve_conversation_id(store, conversation)
+        stored = await store.set_tags(conversation_id, tags.split(","))
+    document = TaggedConversationSchema(conversation=conversation_id, tags=stored)
+    return Result(document, f"Tags of {conversation_id}: {', '.join(stored) or 'none'}.")
 
 
 @command(app, "quire conversation verify")

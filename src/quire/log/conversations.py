@@ -1,6 +1,7 @@
-"""Conversations and branches: create, list, rename, lock, fork."""
+"""Conversations and branches: create, list, rename, tag, lock, fork."""
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Concatenate
@@ -13,7 +14,7 @@ from quire.db.notifications import mark_changed
 from quire.db.raw_sql import execute, fetch
 from quire.db.schema import branches, conversations, uncounted_branches, unindexed_branches
 from quire.db.store_part import P, T
-from quire.errors import BranchNotFound, ConversationExists, ConversationNotFound, EntryNotFound
+from quire.errors import BranchNotFound, ConversationExists, ConversationNotFound, EntryNotFound, InvalidRequest
 from quire.log import reads
 from quire.log.row_digests import ROW_DIGEST, check_row, covered_columns, with_row_digest
 from quire.log.types import MAIN_BRANCH, Branch, ConversationOrigin, ConversationRecord, OriginCount
@@ -23,6 +24,16 @@ from quire.model.ids import new_id, now
 TOUCH_INTERVAL_MICROS = 1_000_000
 """Minimum time between updates of a conversation's `updated_at`, since each rewrites an index entry."""
 
+MAX_TAGS = 20
+"""Maximum tags of a conversation."""
+MAX_TAG_CHARS = 40
+MAX_TAGGED_CONVERSATIONS = 5_000
+"""Conversations whose tags are collected for a list of all tags, the most recently used first."""
+TAGS_KEY = "quire_tags"
+"""Key of the tags in a conversation's metadata. It comes last there, so that LIKE can search in the tags alone."""
+_LIKE_TAGS = f'"{TAGS_KEY}": "'.replace("_", "/_")
+"""Start of the tags in the JSON of the metadata, as a pattern: a quotation mark within a value would be escaped."""
+
 _ORIGIN_COLUMNS = tuple(ConversationOrigin.model_fields)
 
 _CONVERSATIONS = select(
@@ -30,6 +41,7 @@ _CONVERSATIONS = select(
     conversations.c.title,
     conversations.c.created_at,
     conversations.c.updated_at,
+    conversations.c.metadata,
     *(conversations.c[name] for name in _ORIGIN_COLUMNS),
 ).where(conversations.c.tenant == bindparam("tenant"))
 
@@ -111,10 +123,15 @@ def to_conversation_row(tenant: str, conversation: ConversationRecord) -> dict[s
 
 
 def _to_conversation(row: Sequence[Any]) -> ConversationRecord:
-    conversation, title, created_at, updated_at, *texts = row
+    conversation, title, created_at, updated_at, metadata, *texts = row
     values = dict(zip(_ORIGIN_COLUMNS, texts, strict=True))
     origin = ConversationOrigin.model_construct(**values) if any(texts) else None
-    return ConversationRecord(conversation, title, created_at, updated_at, origin)
+    return ConversationRecord(conversation, title, created_at, updated_at, origin, _parse_tags(metadata))
+
+
+def _parse_tags(metadata: str | None) -> tuple[str, ...]:
+    joined: str = json.loads(metadata).get(TAGS_KEY, "") if metadata else ""
+    return tuple(filter(None, joined.split(",")))
 
 
 def to_branch_row(tenant: str, branch: Branch) -> dict[str, Any]:
@@ -150,16 +167,21 @@ def list_conversations(
     before: ConversationRecord | None = None,
     origin: ConversationOrigin | None = None,
     main_only: bool = False,
+    tag: str | None = None,
 ) -> list[ConversationRecord]:
     """Most recently updated first. Cursor pagination: `before` is the last one of the previous page.
 
     With `origin`, only conversations with the same values in the fields that it sets; with `main_only`, only those
-    without a purpose. Conversations that were purged entirely are not listed.
+    without a purpose; with `tag`, only those that have it. Conversations that were purged entirely are not listed.
     """
     query = _NOT_PURGED.order_by(conversations.c.updated_at.desc(), conversations.c.conversation.desc())
     query = query.where(*(conversations.c[name] == value for name, value in origin or () if value is not None))
     if main_only:
         query = query.where(conversations.c.purpose.is_(None))
+    if tag is not None:
+        text = json.dumps(f",{tag.strip().lower()},", ensure_ascii=False)[1:-1]
+        escaped = re.sub(r"[%_/]", r"/\g<0>", text)
+        query = query.where(conversations.c.metadata.like(f"%{_LIKE_TAGS}%{escaped}%", escape="/"))
     if before is not None:
         query = query.where(
             (conversations.c.updated_at < before.updated_at)
@@ -184,6 +206,17 @@ def list_origins(connection: Connection, tenant: str, *, limit: int = 200) -> li
         .limit(limit)
     )
     return [OriginCount(*row) for row in connection.execute(query)]
+
+
+def list_tags(connection: Connection, tenant: str) -> list[str]:
+    """Tags of all conversations, in alphabetical order."""
+    query = (
+        select(conversations.c.metadata)
+        .where(conversations.c.tenant == tenant, conversations.c.metadata.like(f"%{_LIKE_TAGS}%", escape="/"))
+        .order_by(conversations.c.updated_at.desc())
+        .limit(MAX_TAGGED_CONVERSATIONS)
+    )
+    return sorted({tag for metadata in connection.execute(query).scalars() for tag in _parse_tags(metadata)})
 
 
 def list_conversation_ids(
@@ -215,17 +248,47 @@ def rename_conversation(connection: Connection, tenant: str, conversation: str, 
     _update_conversation(connection, tenant, conversation, title=title)
 
 
+def set_tags(connection: Connection, tenant: str, conversation: str, tags: Iterable[str]) -> tuple[str, ...]:
+    """Replaces the tags. They are compared without case, so they are stored in lower case, each once."""
+    unique = tuple(dict.fromkeys(filter(None, (" ".join(tag.split()).lower() for tag in tags))))
+    for tag in unique:
+        if "," in tag or len(tag) > MAX_TAG_CHARS:
+            raise InvalidRequest(f"A tag has at most {MAX_TAG_CHARS} characters and no comma, unlike {tag!r}.")
+    if len(unique) > MAX_TAGS:
+        raise InvalidRequest(f"A conversation has at most {MAX_TAGS} tags, not {len(unique)}; remove some.")
+    stored = _read_metadata(connection, tenant, conversation, for_update=True)
+    _write_metadata(connection, tenant, conversation, json.loads(stored or "{}"), unique)
+    return unique
+
+
 def get_metadata(connection: Connection, tenant: str, conversation: str) -> dict[str, str]:
     """What a client has noted on its conversation, by name."""
-    key = (conversations.c.tenant == tenant, conversations.c.conversation == conversation)
-    row = connection.execute(select(conversations.c.metadata).where(*key)).first()
-    if row is None:
-        raise ConversationNotFound(f"There is no conversation {conversation!r} for this tenant.")
-    return json.loads(row[0]) if row[0] else {}
+    stored = _read_metadata(connection, tenant, conversation)
+    return {name: value for name, value in json.loads(stored or "{}").items() if name != TAGS_KEY}
 
 
 def set_metadata(connection: Connection, tenant: str, conversation: str, metadata: Mapping[str, str]) -> None:
-    text = sanitize_text(json.dumps(dict(metadata), ensure_ascii=False)) if metadata else None
+    """Replaces a client's notes. The tags stay."""
+    tags = _parse_tags(_read_metadata(connection, tenant, conversation, for_update=True))
+    _write_metadata(connection, tenant, conversation, metadata, tags)
+
+
+def _read_metadata(connection: Connection, tenant: str, conversation: str, *, for_update: bool = False) -> str | None:
+    key = (conversations.c.tenant == tenant, conversations.c.conversation == conversation)
+    query = select(conversations.c.metadata).where(*key)
+    row = connection.execute(query.with_for_update() if for_update else query).first()
+    if row is None:
+        raise ConversationNotFound(f"There is no conversation {conversation!r} for this tenant.")
+    return row[0]
+
+
+def _write_metadata(
+    connection: Connection, tenant: str, conversation: str, metadata: Mapping[str, str], tags: Sequence[str]
+) -> None:
+    values = {name: value for name, value in metadata.items() if name != TAGS_KEY}
+    if tags:
+        values[TAGS_KEY] = f",{','.join(tags)},"
+    text = sanitize_text(json.dumps(values, ensure_ascii=False)) if values else None
     _update_conversation(connection, tenant, conversation, metadata=text)
 
 

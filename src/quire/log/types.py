@@ -63,6 +63,7 @@ class ConversationRecord(NamedTuple):
     """Time of the last append, precise to `TOUCH_INTERVAL_MICROS`."""
     origin: ConversationOrigin | None = None
     """None for a conversation without any of its values."""
+    tags: tuple[str, ...] = ()
 
     @property
     def is_main(self) -> bool:

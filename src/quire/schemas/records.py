@@ -28,6 +28,7 @@ class ConversationSchema(JsonModel):
     origin: ConversationOrigin | None = Field(
         description="Client, session and purpose of a conversation that an agent sent; null for any other."
     )
+    tags: tuple[str, ...]
 
     @classmethod
     def from_record(cls, record: ConversationRecord) -> "ConversationSchema":
@@ -92,6 +93,11 @@ class ForkedBranchSchema(BranchSchema):
 class NamedConversationSchema(JsonModel):
     conversation: str
     title: str
+
+
+class TaggedConversationSchema(JsonModel):
+    conversation: str
+    tags: tuple[str, ...]
 
 
 class LocatedFaultSchema(IntegrityFaultSchema):

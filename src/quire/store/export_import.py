@@ -57,6 +57,9 @@ class ConversationLine(FrozenModel):
     title: str
     created_at: Int64
     origin: ConversationOrigin | None = None
+    tags: tuple[str, ...] | None = None
+    metadata: dict[str, str] | None = None
+    """Notes of a client of the gateway."""
 
 
 class BlobLine(FrozenModel):
@@ -163,6 +166,11 @@ def import_lines(
         )
     conversation = ConversationRecord(as_id or first.id, first.title, first.created_at, first.created_at, first.origin)
     importer = _Importer(connection, tenant, conversation)
+    if first.metadata:
+        conversations.set_metadata(connection, tenant, conversation.id, first.metadata)
+    if first.tags:
+        tags = conversations.set_tags(connection, tenant, conversation.id, first.tags)
+        conversation = conversation._replace(tags=tags)
     for number, line in numbered:
         try:
             with map_database_errors():

@@ -166,10 +166,12 @@ class SqlStore(StorePart):
     list_conversations = read(conversations.list_conversations)
     list_conversation_ids = read(conversations.list_conversation_ids)
     list_origins = read(conversations.list_origins)
+    list_tags = read(conversations.list_tags)
     list_session = read(conversations.list_session)
     rename_conversation = write_conversation(conversations.rename_conversation)
     get_metadata = read(conversations.get_metadata)
     set_metadata = write_conversation(conversations.set_metadata)
+    set_tags = write_conversation(conversations.set_tags)
     fill_titles = read(fill_titles)
     sum_tokens = read(reads.sum_tokens)
     get_branch = read_inline(conversations.get_branch)
@@ -345,6 +347,8 @@ class SqlStore(StorePart):
             title=record.title,
             created_at=record.created_at,
             origin=record.origin,
+            tags=record.tags or None,
+            metadata=await self.get_metadata(conversation) or None,
         ).canonical_json()
         for digest in await self.run(read_bulk, blobs.list_used_blobs, conversation):
             blob = await self.get_blob(digest)

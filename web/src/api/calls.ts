@@ -14,10 +14,11 @@ export interface BranchRef {
   branch: number;
 }
 
-/** Which conversations are listed: those of one program, and of one project. */
+/** Which conversations are listed: those of one program, of one project, and with one tag. */
 export interface ConversationFilter {
   client?: string | null;
   project?: string | null;
+  tag?: string | null;
   session?: string | null;
   purpose?: string | null;
 }
@@ -34,6 +35,7 @@ export const conversations = {
   create: (title = "") => requestJson<ConversationDetail>("POST", "/api/conversations", { body: { title } }),
   get: (id: string) => requestJson<ConversationDetail>("GET", path(id)),
   rename: (id: string, title: string) => requestJson<ConversationDetail>("PATCH", path(id), { body: { title } }),
+  setTags: (id: string, tags: string[]) => requestJson<ConversationDetail>("PATCH", path(id), { body: { tags } }),
   remove: (id: string) => requestJson<void>("DELETE", path(id)),
   fork: (id: string, forkSeq: number, branch: number) => {
     const body: ForkBody = { fork_seq: forkSeq, branch };

@@ -1,4 +1,4 @@
-/** List of conversations, most recently used first, with cursor pagination and filters by program and project. */
+/** List of conversations, most recently used first, with cursor pagination and filters by program, project and tag. */
 
 import { conversations as calls, entries, type BranchRef, type ConversationFilter } from "../api/calls";
 import type { Conversation, ConversationPage, OriginCount } from "../api/types";
@@ -10,6 +10,11 @@ const PAGE_SIZE = 50;
 const NEXT_PAGE_SIZE = 200;
 /** Size of the pages whose titles are searched; the server searches in messages. */
 const SEARCH_PAGE_SIZE = 500;
+
+/** The title and the tags, as `#mill`, for a search by words. */
+function describe({ title, tags }: Conversation): string {
+  return [title, ...tags.map((tag) => `#${tag}`)].join(" ");
+}
 
 /** Whether the title contains every word of the query. */
 export function matchesTitle(title: string, query: string): boolean {
@@ -23,9 +28,15 @@ class ConversationListStore {
   filter = $state.raw<ConversationFilter>({});
   /** Programs and projects that conversations come from. */
   origins = $state.raw<OriginCount[]>([]);
+  /** Tags of all conversations. */
+  tags = $state.raw<string[]>([]);
   loading = $state(false);
   loaded = $state(false);
   #request: AbortController | null = null;
+
+  get isFiltered(): boolean {
+    return Boolean(this.filter.client || this.filter.project || this.filter.tag);
+  }
 
   async load(): Promise<void> {
     this.#request?.abort();
@@ -38,7 +49,7 @@ class ConversationListStore {
       this.loaded = true;
     });
     if (this.#request === request) this.loading = false;
-    if (!this.filter.client && !this.filter.project) await this.#loadPinned();
+    if (!this.isFiltered) await this.#loadPinned();
   }
 
   /** Pinned conversations are at the top, however long ago they were used. */
@@ -49,13 +60,13 @@ class ConversationListStore {
     this.items = [...this.items, ...found.filter((each) => each !== null && !known.has(each.id)) as Conversation[]];
   }
 
-  /** Conversations whose titles match, however far down the list they are; the first `limit` of them. */
+  /** Conversations whose titles or tags match, however far down the list they are; the first `limit` of them. */
   async searchTitles(query: string, limit: number, signal: AbortSignal): Promise<Conversation[]> {
     const found: Conversation[] = [];
     let cursor: string | null = null;
     do {
       const page: ConversationPage = await calls.list(SEARCH_PAGE_SIZE, cursor, {}, signal);
-      found.push(...page.items.filter((each) => matchesTitle(each.title, query)));
+      found.push(...page.items.filter((each) => matchesTitle(describe(each), query)));
       cursor = page.next_cursor;
     } while (cursor && found.length < limit);
     return found.slice(0, limit);
@@ -68,7 +79,7 @@ class ConversationListStore {
 
   async loadOrigins(): Promise<void> {
     const list = await notices.run(() => calls.origins());
-    if (list) this.origins = list.items;
+    if (list) [this.origins, this.tags] = [list.items, list.tags];
   }
 
   async loadMore(): Promise<void> {
@@ -94,6 +105,15 @@ class ConversationListStore {
   async rename(id: string, title: string): Promise<void> {
     const renamed = await notices.run(() => calls.rename(id, title));
     if (renamed) this.updateTitle(id, renamed.title);
+  }
+
+  async setTags(id: string, tags: string[]): Promise<void> {
+    const tagged = await notices.run(() => calls.setTags(id, tags));
+    if (!tagged) return;
+    this.items = this.items.map((each) => (each.id === id ? { ...each, tags: tagged.tags } : each));
+    await this.loadOrigins();
+    const { tag } = this.filter;
+    if (tag) await this.setFilter({ ...this.filter, tag: this.tags.includes(tag) ? tag : null });
   }
 
   /** Updates a title in the list: the conversation's own, or its first question. */

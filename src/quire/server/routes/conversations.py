@@ -1,4 +1,4 @@
-"""Conversations, branches and log entries: create, list, rename, fork, verify, purge, append without a model call."""
+"""Conversations, branches and log entries: create, list, rename, tag, fork, verify, purge, append messages."""
 
 from typing import Annotated, NamedTuple
 
@@ -53,8 +53,11 @@ class CreateConversationBody(BaseModel):
     title: str = Field(default="", max_length=1_000)
 
 
-class RenameConversationBody(BaseModel):
-    title: str = Field(max_length=1_000)
+class UpdateConversationBody(BaseModel):
+    title: str | None = Field(default=None, max_length=1_000)
+    tags: list[Annotated[str, Field(max_length=200)]] | None = Field(
+        default=None, max_length=100, description="Replaces all tags. Stored in lower case."
+    )
 
 
 class ForkBody(BaseModel):
@@ -72,6 +75,7 @@ class OriginCountSchema(BaseModel):
 
 class OriginListSchema(BaseModel):
     items: list[OriginCountSchema] = Field(description="The most recently used first; at most 200.")
+    tags: list[str] = Field(description="Tags of conversations, in alphabetical order.")
 
 
 class VerificationSchema(BaseModel):
@@ -113,14 +117,15 @@ def _parse_origin_filter(
 async def list_conversations(
     engine: ReadEngine,
     origin_filter: Annotated[_OriginFilter, Depends(_parse_origin_filter)],
+    tag: OriginValue = None,
     limit: PageLimit = 50,
     cursor: PageCursor = None,
 ) -> Page[ConversationSchema]:
-    """Lists conversations, most recently used first, optionally of one session, project, client or purpose."""
+    """Lists conversations, most recently used first, optionally of one session, project, client, purpose or tag."""
     position = decode_cursor(cursor, _ConversationPosition)
     before = ConversationRecord(position.id, "", 0, position.updated_at) if position is not None else None
     store = engine.store
-    found = await store.list_conversations(limit=limit, before=before, **origin_filter._asdict())
+    found = await store.list_conversations(limit=limit, before=before, tag=tag, **origin_filter._asdict())
     records = await store.fill_titles(*found)
     last = {"id": records[-1].id, "updated_at": records[-1].updated_at} if len(records) == limit else None
     return Page(items=[ConversationSchema.from_record(each) for each in records], next_cursor=encode_cursor(last))
@@ -128,9 +133,11 @@ async def list_conversations(
 
 @origins_router.get("")
 async def list_origins(engine: ReadEngine) -> OriginListSchema:
-    """Clients and projects that conversations come from, for the filters of their list."""
+    """Clients and projects that conversations come from, and their tags, for the filters of their list."""
     counts = await engine.store.list_origins()
-    return OriginListSchema(items=[OriginCountSchema(**each._asdict()) for each in counts])
+    return OriginListSchema(
+        items=[OriginCountSchema(**each._asdict()) for each in counts], tags=await engine.store.list_tags()
+    )
 
 
 @router.post("", status_code=201)
@@ -147,10 +154,14 @@ async def get_conversation(engine: ReadEngine, conversation: ConversationId) -> 
 
 
 @router.patch("/{conversation}")
-async def rename_conversation(
-    engine: WriteEngine, conversation: ConversationId, body: RenameConversationBody
+async def update_conversation(
+    engine: WriteEngine, conversation: ConversationId, body: UpdateConversationBody
 ) -> ConversationDetailSchema:
-    await engine.store.rename_conversation(conversation, body.title)
+    """Changes the title, the tags, or both."""
+    if body.title is not None:
+        await engine.store.rename_conversation(conversation, body.title)
+    if body.tags is not None:
+        await engine.store.set_tags(conversation, body.tags)
     return await _load_detail(engine, conversation)
 
 
