@@ -44,7 +44,7 @@ serve_run
     memory_enabled,
 )
 renderer, is_as_sent
-branch_used_last, parent_agent, savings_per_request, unpriced_turns, unrecorded_messages, was_running
+branch_used_last, can_share, parent_agent, savings_per_request, unpriced_turns, unrecorded_messages, was_running
 
 # Fields of parsed values that only tests read so far.
 block_ids, body_start, cache_write_price, imported_by, tags

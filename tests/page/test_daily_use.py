@@ -200,6 +200,14 @@ def test_no_word_is_lost_when_the_network_comes_and_goes(
     page_server.run(stack.aclose())
 
 
+def test_sharing_is_offered_only_where_people_sign_in(
+    page: Page, page_server: PageServer, demo_conversation: str
+) -> None:
+    page.goto(page_server.url(demo_conversation))
+    expect(page.get_by_role("article").last).to_be_visible()
+    expect(page.get_by_role("button", name="Share", exact=True)).to_have_count(0)
+
+
 def test_tags_are_edited_in_the_list_and_filter_it_and_the_palette(page: Page, page_server: PageServer) -> None:
     tagged = create_conversation(page_server, Message.user("The sluice of the tagged mill"))
     create_conversation(page_server, Message.user("A chat without tags"))

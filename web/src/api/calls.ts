@@ -4,7 +4,7 @@ import { requestJson, sendRequest } from "./client";
 import type {
   AddDropBody, AddItemBody, AddPinBody, AgentList, ApprovalBody, Backtest, BacktestJob, BacktestJobList, Branch, CacheReport, ChangeSettingsBody, ClientCompactionList, CompactBody, CompactionStatus, ContextItem,
   ContextItemList, ContextUsage, Conversation, ConversationDetail, ConversationPage, DocumentGraph, DocumentNameList, DocumentText, DropList, EditSummaryBody, EntryPage,
-  FindingList, ForkBody, ImportJob, ImportSourceList, Manifest, Message, ModelList, ModelStatus, NewBacktest, OriginList, PinList, PriorityList, SetPriorityBody, PreviewSettingsBody, ReferencedDocumentList, Replay, RequestDiff, RequestList, RunningTurnList,
+  FindingList, ForkBody, ImportJob, ImportSourceList, Manifest, Message, ModelList, ModelStatus, NewBacktest, OriginList, PinList, PriorityList, SetPriorityBody, PreviewSettingsBody, Readers, ReferencedDocumentList, Replay, RequestDiff, RequestList, RunningTurnList,
   SearchResults, SendBody, SettingList, SettingsPreview, Stats, StopBody, StoredBlob, TimelinePage,
 } from "./types";
 
@@ -41,6 +41,12 @@ export const conversations = {
     const body: ForkBody = { fork_seq: forkSeq, branch };
     return requestJson<Branch>("POST", path(id, "/branches"), { body });
   },
+};
+
+/** Who else may read a conversation of the person who is signed in: addresses, or `*` for all of the tenant. */
+export const readers = {
+  get: (id: string) => requestJson<Readers>("GET", path(id, "/readers")),
+  set: (id: string, names: string[]) => requestJson<Readers>("PUT", path(id, "/readers"), { body: { readers: names } }),
 };
 
 /** Exports of a conversation: all of it to import elsewhere, or one branch to read. */

@@ -9,6 +9,7 @@ export type FindingList = Schemas["ScanReportSchema"];
 export type Conversation = Schemas["ConversationSchema"];
 export type ConversationPage = Schemas["Page_ConversationSchema_"];
 export type ConversationDetail = Schemas["ConversationDetailSchema"];
+export type Readers = Schemas["ReadersSchema"];
 export type Branch = Schemas["BranchSchema"];
 export type Compaction = Schemas["Compaction"];
 export type CompactionStatus = Schemas["CompactionStatusSchema"];

@@ -10,10 +10,12 @@ from quire.engine import Engine
 from quire.log import MAIN_BRANCH, ConversationOrigin, ConversationRecord
 from quire.log.types import MAX_ORIGIN_CHARS, choose_branch_used_last
 from quire.model import BranchState, EntryKind, Message
+from quire.model.people import make_space
 from quire.schemas import JsonModel
 from quire.schemas.entries import EntrySchema, entry_to_schema
 from quire.schemas.records import BranchSchema, ConversationSchema, IntegrityFaultSchema
 from quire.schemas.stats import SubAgentCostSchema
+from quire.server.caller import Caller
 from quire.server.dependencies import (
     AfterSeq,
     BranchQuery,
@@ -23,7 +25,9 @@ from quire.server.dependencies import (
     PageCursor,
     PageLimit,
     PurgeEngine,
+    ReadCaller,
     ReadEngine,
+    WriteCaller,
     WriteEngine,
     decode_cursor,
     encode_cursor,
@@ -46,6 +50,7 @@ class ConversationDetailSchema(ConversationSchema):
     sub_agents: SubAgentCostSchema
     branches: list[BranchSchema]
     branch_used_last: int = Field(description="Number of the branch that was appended to last.")
+    can_share: bool = Field(description="Whether the caller can let others read it: people sign in, and it is theirs.")
 
 
 class CreateConversationBody(BaseModel):
@@ -141,28 +146,32 @@ async def list_origins(engine: ReadEngine) -> OriginListSchema:
 
 
 @router.post("", status_code=201)
-async def create_conversation(engine: WriteEngine, body: CreateConversationBody) -> ConversationDetailSchema:
+async def create_conversation(
+    engine: WriteEngine, caller: WriteCaller, body: CreateConversationBody
+) -> ConversationDetailSchema:
     """Creates a conversation with the items that the agent always includes."""
     created = await engine.store.create_conversation(body.id, title=body.title)
     await engine.conversation(created.id)
-    return await _load_detail(engine, created.id)
+    return await _load_detail(engine, caller, created.id)
 
 
 @router.get("/{conversation}")
-async def get_conversation(engine: ReadEngine, conversation: ConversationId) -> ConversationDetailSchema:
-    return await _load_detail(engine, conversation)
+async def get_conversation(
+    engine: ReadEngine, caller: ReadCaller, conversation: ConversationId
+) -> ConversationDetailSchema:
+    return await _load_detail(engine, caller, conversation)
 
 
 @router.patch("/{conversation}")
 async def update_conversation(
-    engine: WriteEngine, conversation: ConversationId, body: UpdateConversationBody
+    engine: WriteEngine, caller: WriteCaller, conversation: ConversationId, body: UpdateConversationBody
 ) -> ConversationDetailSchema:
     """Changes the title, the tags, or both."""
     if body.title is not None:
         await engine.store.rename_conversation(conversation, body.title)
     if body.tags is not None:
         await engine.store.set_tags(conversation, body.tags)
-    return await _load_detail(engine, conversation)
+    return await _load_detail(engine, caller, conversation)
 
 
 @router.delete("/{conversation}", status_code=204)
@@ -185,7 +194,7 @@ async def verify_conversation(engine: ReadEngine, conversation: ConversationId) 
     return VerificationSchema(faults=[IntegrityFaultSchema.from_record(fault) for fault in faults])
 
 
-async def _load_detail(engine: Engine, conversation: str) -> ConversationDetailSchema:
+async def _load_detail(engine: Engine, caller: Caller, conversation: str) -> ConversationDetailSchema:
     store = engine.store
     [record] = await store.fill_titles(await store.get_conversation(conversation))
     branches = await store.list_branches(conversation)
@@ -196,6 +205,7 @@ async def _load_detail(engine: Engine, conversation: str) -> ConversationDetailS
         sub_agents=SubAgentCostSchema.from_cost((await store.usage.read_sub_agents(record)).total),
         branches=[BranchSchema.from_record(branch) for branch in branches],
         branch_used_last=choose_branch_used_last(branches).number,
+        can_share=caller.user is not None and caller.tenant == make_space(caller.team, caller.user),
     )
 
 

@@ -63,6 +63,7 @@ class ReadersBody(BaseModel):
 
 class ReadersSchema(BaseModel):
     readers: list[str] = Field(description=f"Ids of people, or `{EVERYONE}`.")
+    addresses: list[str] = Field(description="Their email addresses in the same order; the id of one without.")
     link: str = Field(description="Address to send to them; it needs a sign-in.")
 
 
@@ -135,9 +136,12 @@ async def share_conversation(
 
 async def _load_readers(request: Request, store: SqlStore, caller: Caller, conversation: str) -> ReadersSchema:
     owner = caller.user or ""
-    readers = await store.for_tenant(caller.team).shares.list_readers(owner, conversation)
+    team = store.for_tenant(caller.team)
+    readers = await team.shares.list_readers(owner, conversation)
+    people = [await team.users.find(reader) for reader in readers]
+    addresses = [user.email if user and user.email else reader for user, reader in zip(people, readers, strict=True)]
     base = require_sign_in(request).url
-    return ReadersSchema(readers=readers, link=f"{base}{make_share_path(owner, conversation)}")
+    return ReadersSchema(readers=readers, addresses=addresses, link=f"{base}{make_share_path(owner, conversation)}")
 
 
 @router.get("/shared")

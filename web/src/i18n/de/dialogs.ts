@@ -8,6 +8,18 @@ const forms = {
 };
 
 export const dialogs: typeof english = {
+  share: "Teilen",
+  shareTitle: "Diese Unterhaltung teilen",
+  shareText: "Wer den Link hat, meldet sich an und liest die Unterhaltung als Text mit verdeckten Geheimnissen, ohne sie ändern zu können.",
+  shareWith: "Wer sie lesen darf",
+  shareNobody: "Nur ich",
+  shareEveryone: "Alle, die sich hier anmelden",
+  sharePeople: "Diese Personen",
+  shareAddresses: "E-Mail-Adressen, durch Kommas getrennt",
+  shareCopyLink: "Teilen und Link kopieren",
+  shareStop: "Nicht mehr teilen",
+  shareStopped: "Die Unterhaltung wird nicht mehr geteilt.",
+  shareLinkCopied: "Geteilt. Der Link ist kopiert.",
   close: "Schließen",
   cancel: "Abbrechen",
   undo: "Rückgängig",

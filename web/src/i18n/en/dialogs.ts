@@ -9,6 +9,18 @@ const forms = {
 };
 
 export const dialogs = {
+  share: "Share",
+  shareTitle: "Share this conversation",
+  shareText: "Who has the link signs in and reads the conversation as text, with secrets masked, and cannot change it.",
+  shareWith: "Who may read it",
+  shareNobody: "Only me",
+  shareEveryone: "Everyone who signs in here",
+  sharePeople: "These people",
+  shareAddresses: "Email addresses, separated by commas",
+  shareCopyLink: "Share and copy link",
+  shareStop: "Stop sharing",
+  shareStopped: "The conversation is not shared any more.",
+  shareLinkCopied: "Shared. The link is copied.",
   close: "Close",
   cancel: "Cancel",
   undo: "Undo",
