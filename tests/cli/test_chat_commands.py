@@ -18,6 +18,7 @@ from quire.context.vault import Vault
 from quire.engine import Conversation
 from quire.errors import InvalidRequest, ModelRequestRejected, ModelUnavailable
 from quire.ledger import find_decision
+from quire.llm import Model
 from quire.model import Compaction, Message, Priority, Restore, ToolCallPart
 from quire.model.agents import Agent, Reference, Rule
 from quire.settings import Settings
@@ -202,6 +203,20 @@ async def test_retry_gets_another_reply_and_the_first_stays_on_its_branch(store:
     assert lines[:2] == ["Now on branch 1, forked from #1; the old reply is on /switch 0.", "Second"]
     assert [entry.message.text for entry in await store.read_range(session.runtime.conversation.id)] == ["One", "First"]
     assert [entry.message.text for entry in await session.runtime.conversation.messages()] == ["One", "Second"]
+
+
+async def test_a_question_that_failed_before_it_was_recorded_is_retried(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(settings: Settings) -> Model:
+        raise ModelRequestRejected("OPENAI_API_KEY is not set.")
+
+    session = await make_session(store, "There.")
+    with monkeypatch.context() as without_key:
+        without_key.setattr(session.runtime, "_make_model", refuse)
+        assert "OPENAI_API_KEY is not set." in "".join(await handle_lines(session, "One"))
+    assert (await handle_lines(session, "/retry"))[0] == "There."
+    assert [entry.message.text for entry in await session.runtime.conversation.messages()] == ["One", "There."]
 
 
 async def test_after_a_failure_the_question_is_retried_on_the_same_branch(store: SqlStore):

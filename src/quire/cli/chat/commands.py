@@ -40,6 +40,8 @@ class CommandSession(Protocol):
 
     is_quitting: bool
     attachments: list[Attachment]
+    unrecorded_question: str | None
+    """A question whose turn failed before it was recorded, as without an API key."""
 
     @property
     def runtime(self) -> ChatRuntime: ...
@@ -248,6 +250,9 @@ async def _switch(session: CommandSession, argument: str) -> None:
 async def _retry(session: CommandSession, argument: str) -> None:
     """Asks the last question again; an existing reply stays on its branch."""
     runtime = session.runtime
+    if session.unrecorded_question is not None:
+        await session.run_turn(session.unrecorded_question)
+        return
     old, store = runtime.conversation, runtime.engine.store
     last = await store.read_tail(old.id, 1, branch=old.branch, kinds=["message"])
     questions = await store.read_tail(old.id, 1, branch=old.branch, kinds=["message"], roles=["user"])

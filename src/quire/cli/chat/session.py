@@ -54,6 +54,7 @@ class ChatSession:
         self._busy = False
         self._pending_compactions: list[Entry] = []
         self._has_proposed = False
+        self.unrecorded_question: str | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._notes: list[CompletionItem] = []
         self._files: list[str] = []
@@ -108,12 +109,14 @@ class ChatSession:
             await self.refresh_vault()
         self.screen.show_status("connecting to the model")
         number, suggestion, usages = None, None, list[Usage]()
+        self.unrecorded_question = text
         question = attach_to(text, self.attachments) if text is not None and self.attachments else text
         async with aclosing(self.runtime.run_turn(question, stop=self._stop)) as events:
             async for event in events:
                 await self._show_compactions()
                 self.screen.show(event)
                 if isinstance(event, QuestionRecorded):
+                    self.unrecorded_question = None
                     self.attachments.clear()
                 elif isinstance(event, ReplyRecorded):
                     number = event.entry.seq
