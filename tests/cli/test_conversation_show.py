@@ -65,6 +65,22 @@ def test_a_turn_with_words_between_its_calls_fits_a_screen(home: CliHome, monkey
     ]
 
 
+async def append_parallel_calls(url: str) -> None:
+    async with open_engine(url, model="gpt-4o") as engine:
+        conversation = await engine.conversation("parallel")
+        calls = [ToolCallPart(id=f"c{number}", name="read_module", arguments="{}") for number in range(2)]
+        results = [ToolResultPart(call_id=call.id, content=(TextPart(text="text"),)) for call in calls]
+        await conversation.append(Message.user("Read both."), Message(role="assistant", parts=tuple(calls)))
+        await conversation.append(Message(role="tool", parts=tuple(results)), Message.assistant("Done."))
+
+
+def test_calls_of_one_message_have_its_number_once(home: CliHome, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("quire.cli.conversation_show.MAX_CALL_LINES", 0)
+    asyncio.run(append_parallel_calls(home.url))
+    lines = invoke_cli("conversation", "show", "parallel").stdout.splitlines()
+    assert [line for line in lines if line.startswith("… ")] == ["… 2 more calls, #3: read_module 2"]
+
+
 def test_a_single_call_between_failures_keeps_its_line(home: CliHome, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("quire.cli.conversation_show.MAX_CALL_LINES", FAILED_CALL - 1)
     asyncio.run(append_long_turn(home.url))

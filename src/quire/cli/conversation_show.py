@@ -150,7 +150,8 @@ class _CallFold:
             self.is_used = True
             counts = Counter(each.call.name for each in self.calls)
             messages = f" and {pluralize(self.message_count, 'message')}" if self.message_count else ""
-            detail = f"{messages}, #{self.calls[0].seq} to #{self.calls[-1].seq}"
+            first, last = self.calls[0].seq, self.calls[-1].seq
+            detail = f"{messages}, #{first}" if first == last else f"{messages}, #{first} to #{last}"
             yield make_text(to_one_line(f"… {format_folded_calls(counts, detail=detail)}", self.width), style="dim")
         self.calls.clear()
         self.message_count = 0
