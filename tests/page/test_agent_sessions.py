@@ -54,6 +54,14 @@ def test_side_calls_are_folded_and_open_with_the_keyboard(
     expect(page.get_by_role("heading", name="Is this a new topic?")).to_be_visible()
     page.reload()
     expect(side_call).to_have_attribute("aria-current", "page")
+    # The palette lists what a person would look for.
+    page.keyboard.press("Control+k")
+    results = page.get_by_role("listbox", name="Results")
+    expect(results).to_contain_text("Let a sub-agent greet the crew.")
+    expect(results).not_to_contain_text("Is this a new topic?")
+    page.get_by_role("combobox", name="Search and commands").fill("new topic")
+    expect(results.get_by_role("group", name="In messages")).to_be_visible()
+    expect(results.get_by_role("group", name="Conversations")).to_have_count(0)
 
 
 async def create_interrupted_session(store: SqlStore) -> None:

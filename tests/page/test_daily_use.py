@@ -95,14 +95,20 @@ def test_a_persons_words_stay_as_written_and_long_ones_fold(page: Page, page_ser
 def test_code_is_copied_and_tables_scroll(page: Page, page_server: PageServer) -> None:
     columns = [f"column{number}" for number in range(14)]
     table = "\n".join(["|".join(columns), "|".join("-" for _ in columns), "|".join("unbreakable" for _ in columns)])
-    text = f"Run this:\n\n```python\nprint('a')\nprint('b')\n```\n\n{table}\n"
+    text = f"Run this:\n\n```python\nprint('a')\nprint('b')\n```\n\n{table}\n\n|left|right|\n|---|--:|\n|a|1|\n\n7. seven\n"
     conversation = create_conversation(page_server, Message.user("How?"), Message.assistant(text))
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.goto(page_server.url(conversation))
     page.get_by_role("button", name="Copy the code").click()
     expect(page.get_by_role("button", name="Copy the code")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == "print('a')\nprint('b')\n"
-    frame = page.get_by_role("group", name="Table")
+    code, button = page.locator("pre code"), page.get_by_role("button", name="Copy the code")
+    boxes = [each.evaluate("each => each.getClientRects()[0].toJSON()") for each in (button, code)]
+    assert boxes[0]["bottom"] <= boxes[1]["top"], "the button covers code"
+    cells = page.get_by_role("group", name="Table").last.locator("td")
+    assert cells.evaluate_all("each => each.map(cell => getComputedStyle(cell).textAlign)") == ["left", "right"]
+    expect(page.locator("ol")).to_have_attribute("start", "7")
+    frame = page.get_by_role("group", name="Table").first
     sizes = frame.evaluate("each => [each.scrollWidth, each.clientWidth, each.querySelector('td').clientHeight]")
     assert sizes[0] > sizes[1]
     assert sizes[2] < 60, "a cell breaks inside a word"

@@ -64,6 +64,9 @@ def test_what_the_model_saw_opens_with_three_keys(
     expect(page.get_by_role("complementary", name="Context").get_by_role("region", name="Messages")).to_be_visible()
     expect(page).to_have_url(re.compile(r"reply=\d+"))
     assert keyboard.count == 3
+    assert page.evaluate("document.activeElement.closest('aside') !== null"), "the focus is not in the panel"
+    page.keyboard.press("Escape")
+    expect(page.locator("article.assistant").last).to_be_focused()
 
 
 def test_two_turns_are_compared_with_two_more_keys(

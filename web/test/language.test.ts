@@ -41,6 +41,9 @@ test("a time has its date unless it is of today, and durations have two units at
   const at = (...parts: [number, number, number, number, number]) => new Date(...parts).getTime();
   const now = at(2026, 10, 18, 15, 0);
   const read = () => [at(2026, 10, 18, 0, 5), at(2026, 8, 3, 14, 5), at(2025, 11, 31, 14, 5)].map((time) => formatMessageTime(time * 1_000, now));
+  vi.stubGlobal("navigator", { languages: ["en-US"] });
+  await language.select("en");
+  expect(read().map((each) => each.replace("\u202f", " "))).toEqual(["12:05 AM", "Sep 3, 2:05 PM", "Dec 31, 2025, 2:05 PM"]);
   vi.stubGlobal("navigator", { languages: ["en-GB", "de-DE"] });
   await language.select("de");
   expect(read()).toEqual(["00:05", "3. Sept., 14:05", "31. Dez. 2025, 14:05"]);

@@ -73,8 +73,8 @@ export function formatDateTime(timestamp: number, timeStyle: "short" | "medium" 
 export function formatMessageTime(timestamp: number, now: number): string {
   const [time, today] = [new Date(timestamp / 1_000), new Date(now)];
   const day = { day: "numeric", month: "short", year: time.getFullYear() === today.getFullYear() ? undefined : "numeric" } as const;
-  const isToday = time.toDateString() === today.toDateString();
-  return time.toLocaleString(language.locale, { ...(isToday ? {} : day), hour: "2-digit", minute: "2-digit" });
+  const clock = time.toLocaleTimeString(language.locale, { timeStyle: "short" });
+  return time.toDateString() === today.toDateString() ? clock : `${time.toLocaleDateString(language.locale, day)}, ${clock}`;
 }
 
 /** "0.4 s", "42 s", "3 min 20 s", "2 h 5 min". */

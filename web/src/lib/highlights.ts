@@ -11,7 +11,7 @@ const LEAD_CHARS = 30;
 const MAX_SHIFT_CHARS = 15;
 
 /** Signs of Markdown and tags, which say nothing in an excerpt of one line. */
-const MARKUP = /\*\*|__|`+|~~|<\/?[a-z][\w:-]*(?: [^<>]*)?\/?>|^\s*(?:#{1,6}|[-*>]) /gi;
+const MARKUP = /\*\*|__|`+|~~|\[\[|\]\]|<\/?[a-z][\w:-]*(?: [^<>]*)?\/?>|^\s*(?:#{1,6}|[-*>]) /gi;
 
 const isSpace = (char: string | undefined): boolean => char === undefined || /\s/.test(char);
 

@@ -67,6 +67,8 @@ export function renderMarkdown(text: string, handlers: LinkHandlers = {}): Docum
     ALLOWED_TAGS,
     ALLOWED_ATTR: ["href", "alt", "class", "src", "title", "align", "start", "type", "checked", "disabled"],
     ALLOWED_URI_REGEXP: /^(?:https?:|mailto:|#)/i,
+    // Without this, DOMPurify compares these values with addresses, too, and drops them.
+    ADD_URI_SAFE_ATTR: ["align", "start", "type"],
     ALLOW_DATA_ATTR: false,
     RETURN_DOM_FRAGMENT: true,
   });

@@ -60,12 +60,12 @@ class ConversationListStore {
     this.items = [...this.items, ...found.filter((each) => each !== null && !known.has(each.id)) as Conversation[]];
   }
 
-  /** Conversations whose titles or tags match, however far down the list they are; the first `limit` of them. */
+  /** A user's conversations whose titles or tags match, however far down the list they are; the first `limit` of them. */
   async searchTitles(query: string, limit: number, signal: AbortSignal): Promise<Conversation[]> {
     const found: Conversation[] = [];
     let cursor: string | null = null;
     do {
-      const page: ConversationPage = await calls.list(SEARCH_PAGE_SIZE, cursor, {}, signal);
+      const page: ConversationPage = await calls.list(SEARCH_PAGE_SIZE, cursor, { purpose: "main" }, signal);
       found.push(...page.items.filter((each) => matchesTitle(describe(each), query)));
       cursor = page.next_cursor;
     } while (cursor && found.length < limit);
