@@ -108,8 +108,8 @@ def write_claude_code_session(folder: Path, *, messages: int = 600, compact_at: 
     return path
 
 
-async def import_claude_code_session(engine: Engine, folder: Path) -> str:
-    path = write_claude_code_session(folder)
+async def import_claude_code_session(engine: Engine, folder: Path, **sizes: Any) -> str:
+    path = write_claude_code_session(folder, **sizes)
     await import_files(engine, SOURCES["claude-code"], [path])
     [record] = await engine.store.list_session("5f0c7c1e-0000-4000-8000-000000000001")
     return record.id

@@ -95,7 +95,8 @@ def test_a_persons_words_stay_as_written_and_long_ones_fold(page: Page, page_ser
 def test_code_is_copied_and_tables_scroll(page: Page, page_server: PageServer) -> None:
     columns = [f"column{number}" for number in range(14)]
     table = "\n".join(["|".join(columns), "|".join("-" for _ in columns), "|".join("unbreakable" for _ in columns)])
-    text = f"Run this:\n\n```python\nprint('a')\nprint('b')\n```\n\n{table}\n\n|left|right|\n|---|--:|\n|a|1|\n\n7. seven\n"
+    code_block = "```python\nprint('a')\nprint('b')\n```"
+    text = f"Run this:\n\n{code_block}\n\n{table}\n\n|left|right|\n|---|--:|\n|a|1|\n\n7. seven\n"
     conversation = create_conversation(page_server, Message.user("How?"), Message.assistant(text))
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.goto(page_server.url(conversation))

@@ -10,9 +10,10 @@ from page_server import PageServer, serve_page
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from infra.export_samples import make_chatgpt_conversation, make_chatgpt_message
+from infra.picture_sessions import import_claude_code_session
 from quire.log import ConversationOrigin
 from quire.model import Message
-from quire.store import SqlStore
+from quire.store import DEFAULT_TENANT, SqlStore
 
 pytestmark = pytest.mark.nightly
 
@@ -169,3 +170,21 @@ def test_no_view_has_a_fault(browser: Browser, tmp_path: Path, viewport: str) ->
     context.close()
     assert {name: found for name, found in faults.items() if found} == {}
     assert errors == []
+
+
+def test_what_the_model_saw_of_an_imported_reply_is_what_its_transcript_says(
+    page: Page, page_server: PageServer, tmp_path: Path
+) -> None:
+    engine = page_server.server_state.engine_for(DEFAULT_TENANT)
+    conversation = page_server.run(import_claude_code_session(engine, tmp_path, messages=24, compact_at=(12,)))
+    entries = page_server.run(engine.store.read_range(conversation, kinds=["message"]))
+    reply = [entry for entry in entries if entry.role == "assistant"][-1]
+    page.goto(page_server.url(conversation, panel="context", reply=reply.seq))
+    panel = page.get_by_role("complementary", name="Context")
+    expect(panel).to_contain_text("This reply was imported. Quire did not see its request")
+    usage = reply.metadata.usage
+    assert usage is not None
+    expect(panel.get_by_role("row", name="Output tokens")).to_contain_text(f"{usage.output_tokens:,}")
+    expect(page.locator(".notice")).to_have_count(0)
+    page.goto(page_server.url(conversation, panel="window"))
+    expect(page.get_by_role("complementary", name="Usage")).not_to_contain_text("No requests yet")
