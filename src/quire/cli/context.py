@@ -42,6 +42,7 @@ from quire.cli.output import (
     to_one_line,
 )
 from quire.errors import EntryNotFound, InvalidRequest
+from quire.model.entry_bodies import IMPORTED_STRATEGY
 from quire.model.state import MAX_BRANCH_DROPS
 
 if TYPE_CHECKING:
@@ -167,7 +168,9 @@ def draw_summary(active: "ActiveCompactionSchema | None") -> "Iterable[Renderabl
         return
     compaction = active.compaction
     yield make_text(format_compaction(compaction), style="bold")
-    by = f"written by {compaction.model}" if compaction.model else "extracted without a model"
+    is_imported = compaction.strategy == IMPORTED_STRATEGY
+    writer = compaction.model or ("the program that it is imported from" if is_imported else None)
+    by = f"written by {writer}" if writer else "extracted without a model"
     yield make_text(f"{format_local_time(active.created_at)}, {compaction.trigger}; {by}", style="dim")
     yield make_text(f"\n{compaction.summary or 'No summary: the messages are archived without one.'}")
 
