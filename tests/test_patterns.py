@@ -23,6 +23,7 @@ import pytest
 import quire
 from infra.sizes import IS_FULL_SIZE
 from quire.context.vault.markdown_mask import _closing_fence  # type: ignore[attr-defined]
+from quire.model.secret_patterns import compile_secret_pattern
 from quire.wire.media import _HIGH_RES_CLAUDE_MODELS, _PATCH_FACTORS  # type: ignore[attr-defined]
 from quire.wire.tokens import _run_pattern  # type: ignore[attr-defined]
 
@@ -47,6 +48,9 @@ BUILT_PATTERNS: dict[str, list[str | re.Pattern[str]]] = {
         _closing_fence(char, length) for char in "`~" for length in (3, 40)
     ],
     "quire.context.file_imports:compile_glob": [translate(name) for name in ("*.md", "*a*a*a*a*b", "[!a-z]?*")],
+    "quire.model.secret_patterns:compile_secret_pattern": [
+        compile_secret_pattern("own", text).body for text in ("abc[a-z]{100,200}[a-z]{20,40}X", r"abc\w{60}\d{4}")
+    ],
     "quire.wire.media:count_openai_image": [pattern for pattern, _ in _PATCH_FACTORS],
     "quire.wire.media:count_claude_image": [_HIGH_RES_CLAUDE_MODELS],
     "quire.wire.tokens:_run_pattern": [_run_pattern()],

@@ -173,3 +173,24 @@ async def test_a_purge_of_each_value_leaves_none_in_any_table(engine: Engine, ad
     assert not [sample.kind for sample in SAMPLES if contains_text(dump, sample.value.split("\n")[0])]
     for conversation in await list_ids(engine):
         assert await engine.store.verify_conversation(conversation) == []
+
+
+async def test_imports_of_a_tenant_whose_secrets_are_masked_store_none(
+    database_url: str, admin_url: str, tmp_path: Path
+):
+    paths = write_transcripts(tmp_path)
+    async with open_engine(database_url, model="gpt-4o", tenant_masking={"*": {}}) as engine:
+        report = await import_files(engine, SOURCES["claude-code"], paths)
+        assert report.errors == []
+        await engine.wait_for_background()
+        heads = [(await engine.store.get_branch(each)).head_seq for each in await list_ids(engine)]
+        assert find_leaks(dump_database(admin_url).decode("latin-1")) == []
+        for conversation in await list_ids(engine):
+            assert await engine.store.verify_conversation(conversation) == []
+            assert [each async for each in find_conversation_secrets(engine.store, conversation)] == []
+        assert (await engine.search("deploy key")).messages
+        # The ledger knows the items by the digests of their unmasked content.
+        for path in paths:
+            path.write_text(path.read_text() + "\n")
+        await import_files(engine, SOURCES["claude-code"], paths)
+        assert [(await engine.store.get_branch(each)).head_seq for each in await list_ids(engine)] == heads

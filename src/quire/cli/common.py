@@ -235,7 +235,8 @@ async def open_store(overrides: Sequence[str] | None = None) -> AsyncGenerator["
     from quire.store import SqlStore
 
     enable_garbage_collection()
-    async with SqlStore.open(resolve_database_url(load_cli_settings(overrides).settings)) as store:
+    settings = load_cli_settings(overrides).settings
+    async with SqlStore.open(resolve_database_url(settings), masking=settings.tenant_masking) as store:
         yield store
 
 

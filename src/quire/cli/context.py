@@ -369,7 +369,8 @@ async def replay(
             return
         if replayed.sent_body is not None:
             size = f"{len(replayed.sent_body):,} bytes"
-            yield make_text(f"The request that #{number} answered is stored, identical to what was sent: {size}.")
+            form = "identical to what was sent" if replayed.is_as_sent else "with masked secrets"
+            yield make_text(f"The request that #{number} answered is stored, {form}: {size}.")
         else:
             outcome = "has the recorded digest" if replayed.matches else "DIFFERS from the recorded one"
             yield make_text(f"The request that #{number} answered, rebuilt from the log, {outcome}.")

@@ -84,7 +84,7 @@ async def _run_worker(
     agent = load_agent(Path(settings.agent)) if settings.agent is not None else None
     if agent is not None:
         settings = settings.model_validate({**settings.model_dump(), **agent.setting_overrides})
-    async with SqlStore.open(url) as store:
+    async with SqlStore.open(url, masking=settings.tenant_masking) as store:
         engines = TenantEngines(
             store,
             settings,

@@ -5,7 +5,7 @@ runs: `list_origins = read(conversations.list_origins)`.
 """
 
 from collections.abc import Callable, Coroutine
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
@@ -19,19 +19,26 @@ T = TypeVar("T")
 StoreFunction = Callable[Concatenate[Connection, str, P], T]
 
 DEFAULT_TENANT = "default"
+MASKER_KEY = "quire masker"
+"""Key in `Connection.info` of the masker of the transaction's tenant."""
 
 
 class TenantDatabase:
     """A database as one tenant uses it. All parts of a store share it."""
 
-    def __init__(self, database: Database, tenant: str, *, max_stored_bytes: int | None = None) -> None:
+    def __init__(
+        self, database: Database, tenant: str, *, max_stored_bytes: int | None = None, masker: object | None = None
+    ) -> None:
+        """`masker` is in `Connection.info` during a write: see `quire.log.tenant_masker`."""
         if not tenant:
             raise StoreError("The tenant of a store must not be empty; give it a name.")
-        self.database, self.tenant, self.max_stored_bytes = database, tenant, max_stored_bytes
+        self.database, self.tenant, self.max_stored_bytes, self._masker = database, tenant, max_stored_bytes, masker
 
     async def write(self, work: Work[T], options: TransactionOptions) -> T:
         """Runs a write; under the quota of stored bytes, if there is one."""
-        quota, tenant = self.max_stored_bytes, self.tenant
+        quota, tenant, masker = self.max_stored_bytes, self.tenant, self._masker
+        if masker is not None:
+            work = partial(_run_masked, masker, work)
         if quota is None:
             return await self.database.write(work, options)
 
@@ -44,6 +51,14 @@ class TenantDatabase:
             bulk = TransactionOptions(tenant, statement_seconds=BULK_STATEMENT_SECONDS)
             await self.database.write(lambda connection: recount_bytes(connection, tenant, start=True), bulk)
             return await self.database.write(counted, options)
+
+
+def _run_masked(masker: object, work: Work[T], connection: Connection) -> T:
+    connection.info[MASKER_KEY] = masker
+    try:
+        return work(connection)
+    finally:
+        connection.info.pop(MASKER_KEY, None)
 
 
 class StorePart:

@@ -67,7 +67,7 @@ async def open_engine(
         # A named model is built at its first call.
         build = partial(get_model, source, base_url=merged.base_url)
         source = None if source == EXTRACT_SUMMARIZER else DeferredModel(source, build)
-    async with SqlStore.open(url, tenant=tenant) as store:
+    async with SqlStore.open(url, tenant=tenant, masking=merged.tenant_masking) as store:
         config = EngineConfig.create(
             merged,
             instructions=instructions,

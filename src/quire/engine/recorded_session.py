@@ -16,6 +16,7 @@ from quire.log.types import MAIN_BRANCH, ConversationRecord
 from quire.model import Entry, EntryMetadata, Message, TextPart
 from quire.model.json_values import get_object, get_text
 from quire.store import SqlStore
+from quire.view.secret_masker import SecretMasker
 from quire.wire.agent_boilerplate import remove_boilerplate
 from quire.wire.client_messages import normalize_message
 
@@ -33,8 +34,8 @@ class _RecordedMessage(NamedTuple):
 class RecordedSession:
     """Digests of the messages of a recorded conversation, in all branches, by which items are found."""
 
-    def __init__(self, record: ConversationRecord) -> None:
-        self.record = record
+    def __init__(self, record: ConversationRecord, masker: SecretMasker | None = None) -> None:
+        self.record, self._masker = record, masker
         self._agent = record.origin.client if record.origin is not None else None
         self._messages: defaultdict[bytes, list[_RecordedMessage]] = defaultdict(list)
         self._named_replies: dict[bytes, Position] = {}
@@ -48,7 +49,7 @@ class RecordedSession:
 
     @classmethod
     async def load(cls, store: SqlStore, record: ConversationRecord) -> "RecordedSession":
-        session = cls(record)
+        session = cls(record, store.masker)
         last_words: dict[Position, Position] = {}
         for branch in await store.list_branches(record.id):
             seq = branch.fork_seq
@@ -79,6 +80,8 @@ class RecordedSession:
 
     def _digest_words(self, message: Message) -> bytes | None:
         """Digest of what was said; None if the agent wrote all of it."""
+        if self._masker is not None:
+            message = self._masker.mask_message(message)
         spoken = normalize_message(remove_boilerplate(message, agent=self._agent))
         return sha256(spoken.canonical_json().encode()).digest() if spoken.parts else None
 

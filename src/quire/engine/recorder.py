@@ -18,6 +18,7 @@ from quire.engine.turn_totals import deduplicate_references, read_turn_steps
 from quire.errors import ModelContextOverflow, StaleHead
 from quire.log import ReplyRecord
 from quire.log.request_bodies import SentBody, encode_body
+from quire.log.tenant_masker import mask_sent_body
 from quire.log.types import TurnLease
 from quire.model import Draft, Entry, Manifest, Message, Span, TokenCount, TurnTotals, Usage
 from quire.model.entry_metadata import DocumentReference
@@ -205,14 +206,23 @@ class Recorder:
         history = request.assembly.full_history_tokens
         decisions = await run_sized(size + history, _mark_used_items, request, message.message)
         body, base, sent_bodies = None, None, self.engine.runtime.sent_bodies
-        if request.body is not None:
+        content, masked, masker = request.body, None, self.engine.store.masker
+        if content is not None:
             # A conversation that exists again after the database was set back has no earlier body.
             base = sent_bodies.get(self.conversation) if request.creates_conversation is None else None
-            new_bytes = len(request.body) - (len(base.content) if base is not None else 0)
-            body = await run_sized(abs(new_bytes), encode_body, request.body, base)
+            new_bytes = len(content) - (len(base.content) if base is not None else 0)
+            if masker is not None:
+                masked_base = base.masked if base is not None else None
+                masked = await run_sized(abs(new_bytes), mask_sent_body, masker, content, masked_base)
+                content = masked.encode()
+            body = await run_sized(abs(new_bytes), encode_body, content, base)
+        is_masked = masker is not None and (content is None or content != request.body)
+        masked_digest = sha256(content).hexdigest() if is_masked and content is not None else None
         record = ReplyRecord(
             drafts=(*await self.make_drafts(request.pending), draft),
-            build_manifest=partial(_finalize_manifest, request, decisions),
+            build_manifest=partial(
+                _finalize_manifest, request, decisions, is_masked=is_masked, masked_digest=masked_digest
+            ),
             blobs=request.blobs,
             calibration=await self._update_calibration(request, reply),
             cost=cost.usd,
@@ -235,11 +245,12 @@ class Recorder:
                 raise
             # A concurrent append moved the head: record the reply after it, so that nothing is lost.
             stored = await store.record_reply(self.conversation, record, branch=self.branch)
-        if body is not None and request.body is not None and len(request.body) <= sent_bodies.maxsize:
+        if body is not None and content is not None and len(content) <= sent_bodies.maxsize:
             sent_bodies[self.conversation] = SentBody(
                 (stored[-1].branch, stored[-1].seq),
                 base.chain_deltas + 1 if base is not None and body.base is not None else 0,
-                request.body,
+                content,
+                masked,
             )
         return stored
 
@@ -279,9 +290,21 @@ def _mark_used_items(request: Request, reply: Message) -> tuple[Decision, ...]:
     return find_used_items(decisions, blocks, question=question, reply=reply)
 
 
-def _finalize_manifest(request: Request, decisions: tuple[Decision, ...], stored: Sequence[Entry]) -> Manifest:
-    """Adds what is known only with the reply: what it used and its tokens, and the pending messages' numbers."""
+def _finalize_manifest(
+    request: Request,
+    decisions: tuple[Decision, ...],
+    stored: Sequence[Entry],
+    *,
+    is_masked: bool,
+    masked_digest: str | None,
+) -> Manifest:
+    """Adds what is known only with the reply: what it used and its tokens, the pending messages' numbers, and whether
+    the request is stored with masked secrets."""
     manifest = request.manifest
+    if is_masked:
+        changes = {"replayable": False, "masked_digest": masked_digest}
+        forwarded = manifest.forwarded.model_copy(update=changes) if manifest.forwarded is not None else None
+        manifest = manifest.model_copy(update={"masked": True, "forwarded": forwarded})
     if request.pending:
         span = Span(first=stored[0].seq, last=stored[len(request.pending) - 1].seq)
         decisions = set_pending_span(decisions, span)

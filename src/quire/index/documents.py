@@ -14,6 +14,7 @@ from quire.index import passages
 from quire.index.inverted_index import split_chunks
 from quire.index.types import IndexedDocument, VaultDocument, vault_scope
 from quire.log.row_digests import has_row_digest, with_row_digest
+from quire.log.tenant_masker import mask_text
 
 
 def list_documents(
@@ -46,8 +47,8 @@ def put_documents(connection: Connection, tenant: str, vault: str, items: Sequen
                 raise InvalidEntry(
                     f"The passage {passage.key!r} belongs to the document {document.path!r}; use its path as key."
                 )
-        texts = {"title": sanitize_text(document.title), "summary": sanitize_text(document.summary)}
-        lists = {name: json.dumps(getattr(document, name)) for name in ("aliases", "headings")}
+        texts = {name: sanitize_text(mask_text(connection, getattr(document, name))) for name in ("title", "summary")}
+        lists = {name: mask_text(connection, json.dumps(getattr(document, name))) for name in ("aliases", "headings")}
         row = {"tenant": tenant, "vault": vault, **document._asdict(), **texts, **lists}
         rows[document.path] = with_row_digest(documents, row)
     all_passages = [passage for each in items for passage in each.passages]

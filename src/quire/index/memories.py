@@ -16,6 +16,7 @@ from quire.index import passages
 from quire.index.types import Passage, memory_scope
 from quire.log import conversations, reads
 from quire.log.row_digests import ROW_DIGEST, check_row, with_row_digest
+from quire.log.tenant_masker import mask_text
 from quire.log.types import Citation, Memory
 from quire.model.ids import new_id, now
 from quire.model.messages import PURGED_TEXT
@@ -173,6 +174,7 @@ def _insert_memory(
 ) -> Memory:
     if not text.strip():
         raise InvalidEntry("The text of the memory is empty; give a text, or retire the old memory.")
+    text, source = mask_text(connection, text), source and mask_text(connection, source)
     memory = Memory(
         new_id(), namespace, sanitize_text(text), citation, source and sanitize_text(source), now(), None, None
     )

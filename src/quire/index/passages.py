@@ -21,6 +21,7 @@ from quire.errors import InvalidEntry
 from quire.index import inverted_index, vectors
 from quire.index.inverted_index import has_scope, lock_scope, split_chunks, update_scope
 from quire.index.types import Passage, PassageVector, SearchHit, UnembeddedPassage, memory_scope, messages_scope
+from quire.log.tenant_masker import mask_text
 from quire.search.postings import (
     NUMBERS_PER_BLOCK,
     IndexRowKey,
@@ -107,7 +108,7 @@ def write_passages(
     connection: Connection, tenant: str, scope: str, items: Collection[Passage], *, replacing: Collection[str] = ()
 ) -> None:
     """Like `put_passages`, for every scope."""
-    new = _index_by_key(items)
+    new = _index_by_key(connection, items)
     keys = {key for key, _ in new} | set(replacing)
     locked = lock_scope(connection, tenant, scope)
     stored = _read_stored(connection, tenant, scope, keys)
@@ -182,7 +183,7 @@ def put_vectors(
         connection.execute(update(passages).where(*rows).values(embedder=embedder))
 
 
-def _index_by_key(items: Iterable[Passage]) -> dict[tuple[str, int], Passage]:
+def _index_by_key(connection: Connection, items: Iterable[Passage]) -> dict[tuple[str, int], Passage]:
     by_key: dict[tuple[str, int], Passage] = {}
     for passage in items:
         if (passage.embedder is None) != (passage.vector is None):
@@ -190,7 +191,8 @@ def _index_by_key(items: Iterable[Passage]) -> dict[tuple[str, int], Passage]:
         key_part = passage.key, passage.part
         if key_part in by_key:
             raise InvalidEntry(f"Part {passage.part} of {passage.key!r} is given twice; number the parts of a key.")
-        by_key[key_part] = passage._replace(text=sanitize_text(passage.text), title=sanitize_text(passage.title))
+        text, title = (mask_text(connection, each) for each in (passage.text, passage.title))
+        by_key[key_part] = passage._replace(text=sanitize_text(text), title=sanitize_text(title))
     return by_key
 
 

@@ -1,7 +1,8 @@
 """Replay: gives a request back as it was sent, and rebuilds it from its manifest, the log and the blobs.
 
 What the gateway sent is stored to the byte, and compared with the digest that was recorded when it was sent. A rebuilt
-request is Quire's own rendering: its digest proves that the log still has what the manifest names.
+request is Quire's own rendering: its digest proves that the log still has what the manifest names. Of a tenant whose
+secrets are masked before storage, a request with a secret is given back with the mask, and the replay says so.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,7 +37,13 @@ class Replay:
     missing: tuple[str, ...]
     """What was purged since the request was made, by number or name."""
     sent_body: bytes | None = None
-    """The body as it was sent upstream, to the byte; None if it is not stored."""
+    """The body as it was sent upstream, to the byte, or with masked secrets; None if it is not stored."""
+
+    @property
+    def is_as_sent(self) -> bool:
+        """Whether `sent_body` has the bytes that were sent."""
+        forwarded = self.manifest.forwarded
+        return self.sent_body is not None and forwarded is not None and forwarded.masked_digest is None
 
     @property
     def matches(self) -> bool:
@@ -47,8 +54,10 @@ class Replay:
     def unknown(self) -> str | None:
         """What would have to be known to give back the bytes that were sent; None if they are given back."""
         forwarded = self.manifest.forwarded
-        if self.sent_body is not None:
+        if self.is_as_sent:
             return None
+        if self.sent_body is not None:
+            return "the secrets in the bytes that were sent: they were masked before the request was stored"
         if forwarded is None or forwarded.form == "adapted":
             return "the bytes that were sent: the client of the model wrote them, not Quire"
         return (
@@ -79,7 +88,12 @@ class Replay:
         if self.manifest.renderer != RENDERER_VERSION:
             # Another layout may have given other bytes, so the digest says nothing about the content of the log.
             return f"recorded by version {self.manifest.renderer} of the renderer; this is version {RENDERER_VERSION}"
-        return "content was purged" if self.missing else "the log differs from what was sent"
+        if self.missing:
+            return "content was purged"
+        return _MASKED if self.manifest.masked else "the log differs from what was sent"
+
+
+_MASKED = "secrets in the request were masked before it was stored"
 
 
 class _NullCounter:
@@ -92,9 +106,9 @@ class _NullCounter:
 
 
 async def load_sent_body(store: SqlStore, manifest: Manifest, reply_seq: int) -> bytes | None:
-    """The body of a recorded request as it was sent upstream; None if it is not stored.
+    """The body of a recorded request as it was sent upstream, or with masked secrets; None if it is not stored.
 
-    Raises `IntegrityViolation` if the stored bytes are not the ones that were sent.
+    Raises `IntegrityViolation` if the stored bytes are not the ones that were recorded.
     """
     if manifest.forwarded is None:
         return None
@@ -105,10 +119,10 @@ async def load_sent_body(store: SqlStore, manifest: Manifest, reply_seq: int) ->
 
 
 def check_sent_body(body: bytes, forwarded: ForwardedRequest, reply_seq: int) -> None:
-    """Raises `IntegrityViolation` if the stored bytes are not the ones that were sent."""
-    if sha256(body).hexdigest() != forwarded.digest:
+    """Raises `IntegrityViolation` if the stored bytes are not the ones that were recorded."""
+    if sha256(body).hexdigest() != forwarded.stored_body_digest:
         raise IntegrityViolation(
-            f"The stored body of the request that #{reply_seq} answered is not the one that was sent; "
+            f"The stored body of the request that #{reply_seq} answered is not the one that was recorded; "
             "run `quire conversation verify`."
         )
 

@@ -1,6 +1,7 @@
 """Append, the only way to write entries: lock the branch row, extend the hash chain, move the head; atomically."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from sqlalchemy import Connection, select
 
@@ -11,6 +12,7 @@ from quire.db.stored_bytes import count_text, is_counting
 from quire.errors import BlobNotFound, InvalidEntry, StaleHead
 from quire.log import conversations, reads
 from quire.log.ledger import to_key
+from quire.log.tenant_masker import get_masker
 from quire.log.types import Branch
 from quire.model import (
     ActiveCompaction,
@@ -50,6 +52,7 @@ def append_entries(
     called while the branch is locked, and raises if the turn may not write. `write_extra` writes more rows in the same
     transaction. It is called with the stored entries, and with the number of new ones.
     """
+    drafts = _mask_drafts(connection, drafts)
     target = conversations.lock_branch(connection, tenant, conversation, branch)
     if check_turn is not None:
         check_turn()
@@ -124,7 +127,7 @@ def _chain_drafts(
             created_at=now() if draft.created_at is None else draft.created_at,
             tokens=draft.tokens,
             raw=draft.body.canonical_json(),
-            raw_metadata=draft.metadata_json(),
+            raw_metadata=mask_metadata(connection, draft.metadata_json()),
         )
         head = ChainHead(entry.seq, entry.digest, entry.path)
         chained.append(entry)
@@ -133,6 +136,17 @@ def _chain_drafts(
             uninterrupted = 0
             yield_to_event_loop(connection)
     return chained, branch.move_to(head, state)
+
+
+def _mask_drafts(connection: Connection, drafts: Sequence[Draft]) -> Sequence[Draft]:
+    masker = get_masker(connection)
+    return drafts if masker is None else [replace(each, body=masker.mask_body(each.body)) for each in drafts]
+
+
+def mask_metadata(connection: Connection, metadata: str | None) -> str | None:
+    """Masks the metadata of an entry."""
+    masker = get_masker(connection)
+    return metadata if masker is None or metadata is None else masker.mask_json(metadata)
 
 
 def insert_entries(connection: Connection, tenant: str, new_entries: Sequence[Entry]) -> None:

@@ -9,6 +9,7 @@ from quire.db.dialects import insert_rows, upsert
 from quire.db.schema import blob_uses, blobs
 from quire.db.stored_bytes import count_bytes, is_counting
 from quire.errors import BlobNotFound, IntegrityViolation, StoreError
+from quire.log.tenant_masker import get_masker
 from quire.log.types import Blob
 from quire.model import Entry
 from quire.model.ids import now
@@ -26,17 +27,27 @@ def put_blob(connection: Connection, tenant: str, data: bytes, *, media_type: st
     Bytes that are stored already are not stored again, but their upload counts from now.
     """
     digest = sha256(data).digest()
+    # A client must not say that a blob is masked, and so has another digest.
+    media_type, data = _mask_blob(connection, Blob(media_type.partition(_MASKED_PARAMETER)[0], data))
     _count_new(connection, tenant, {digest: data})
     row = {"tenant": tenant, "digest": digest, "media_type": media_type, "data": data, "uploaded_at": now()}
     connection.execute(upsert(connection, blobs, replace=["uploaded_at"]), row)
     return digest.hex()
 
 
+def import_blob(connection: Connection, tenant: str, digest: bytes, blob: Blob) -> None:
+    """Stores a blob of an export under its recorded digest, which a masked one does not have."""
+    row = {"tenant": tenant, "digest": digest, "uploaded_at": now(), **_mask_blob(connection, blob)._asdict()}
+    _count_new(connection, tenant, {digest: blob.data})
+    connection.execute(upsert(connection, blobs, replace=["uploaded_at"]), row)
+
+
 def insert_blobs(
     connection: Connection, tenant: str, items: Iterable[Blob], *, exclude: Collection[bytes] = ()
 ) -> None:
     """Stores these blobs except those in `exclude`: most texts of a request were in the previous one too."""
-    new = {digest: blob for blob in items if (digest := compute_digest(blob)) not in exclude}
+    unmasked = {digest: blob for blob in items if (digest := compute_digest(blob)) not in exclude}
+    new = {digest: _mask_blob(connection, blob) for digest, blob in unmasked.items()}
     rows = [
         {"tenant": tenant, "digest": digest, "media_type": blob.media_type, "data": blob.data}
         for digest, blob in new.items()
@@ -53,8 +64,33 @@ def _count_new(connection: Connection, tenant: str, contents: Mapping[bytes, byt
         count_bytes(connection, sum(len(data) for digest, data in contents.items() if digest.hex() not in stored))
 
 
+def _mask_blob(connection: Connection, blob: Blob) -> Blob:
+    """The blob as it is stored. One that is masked has the digest of its original, by which messages refer to it, and
+    its media type has the digest of its own bytes."""
+    masker = get_masker(connection)
+    if masker is None:
+        return blob
+    try:
+        text = blob.data.decode()
+    except UnicodeDecodeError:
+        return blob
+    masked = masker.mask_text(text).encode()
+    if masked == blob.data:
+        return blob
+    return Blob(f"{blob.media_type}{_MASKED_PARAMETER}{sha256(masked).hexdigest()}", masked)
+
+
+_MASKED_PARAMETER = "; masked-sha256="
+
+
 def compute_digest(blob: Blob) -> bytes:
     return sha256(blob.data).digest()
+
+
+def has_digest(blob: Blob, digest: bytes) -> bool:
+    """Whether a stored blob is as it was recorded under this digest. Of a masked one, the original is not known."""
+    _, _, masked_digest = blob.media_type.partition(_MASKED_PARAMETER)
+    return compute_digest(blob).hex() == (masked_digest or digest.hex())
 
 
 def is_missing_blob(error: BlobNotFound | StoreError) -> bool:
@@ -87,7 +123,7 @@ def get_blob(connection: Connection, tenant: str, digest: str) -> Blob:
     if row is None:
         raise BlobNotFound(f"No blob {digest} is stored for this tenant; check its digest.")
     blob = Blob._make(row)
-    if compute_digest(blob) != bytes.fromhex(digest):
+    if not has_digest(blob, bytes.fromhex(digest)):
         raise IntegrityViolation(f"The blob {digest} does not have the bytes of its digest; restore it from a backup.")
     return blob
 

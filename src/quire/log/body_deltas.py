@@ -9,6 +9,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable
+from typing import AnyStr
 
 MIN_COPY_BYTES = 32
 """Shorter ranges are literals: a copy takes about as much space."""
@@ -62,7 +63,7 @@ def decode_delta(base: bytes, delta: bytes) -> bytes:
     return b"".join(parts)
 
 
-def find_change(base: bytes, body: bytes) -> tuple[int, int]:
+def find_change(base: AnyStr, body: AnyStr) -> tuple[int, int]:
     """The range of the body between the start and the end that it has in common with the base."""
     shorter = min(len(base), len(body))
     prefix = _count_equal(shorter, lambda low, high: base[low:high] == body[low:high])

@@ -17,6 +17,7 @@ from quire.db.store_part import P, T
 from quire.errors import BranchNotFound, ConversationExists, ConversationNotFound, EntryNotFound, InvalidRequest
 from quire.log import reads
 from quire.log.row_digests import ROW_DIGEST, check_row, covered_columns, with_row_digest
+from quire.log.tenant_masker import mask_text
 from quire.log.types import MAIN_BRANCH, Branch, ConversationOrigin, ConversationRecord, OriginCount
 from quire.model import CHAIN_ROOT, ActiveCompaction, BranchState, Compaction, apply_entry
 from quire.model.ids import new_id, now
@@ -74,7 +75,7 @@ def create_conversation(
     origin: ConversationOrigin | None = None,
 ) -> ConversationRecord:
     at = now()
-    conversation = ConversationRecord(id or new_id(), title, at, at, origin)
+    conversation = ConversationRecord(id or new_id(), mask_text(connection, title), at, at, origin)
     insert_conversation(connection, tenant, conversation)
     return conversation
 
@@ -245,7 +246,7 @@ def list_session(connection: Connection, tenant: str, session: str, *, limit: in
 
 
 def rename_conversation(connection: Connection, tenant: str, conversation: str, title: str) -> None:
-    _update_conversation(connection, tenant, conversation, title=title)
+    _update_conversation(connection, tenant, conversation, title=mask_text(connection, title))
 
 
 def set_tags(connection: Connection, tenant: str, conversation: str, tags: Iterable[str]) -> tuple[str, ...]:
@@ -288,7 +289,8 @@ def _write_metadata(
     values = {name: value for name, value in metadata.items() if name != TAGS_KEY}
     if tags:
         values[TAGS_KEY] = f",{','.join(tags)},"
-    text = sanitize_text(json.dumps(values, ensure_ascii=False)) if values else None
+    masked = {mask_text(connection, name): mask_text(connection, value) for name, value in values.items()}
+    text = sanitize_text(json.dumps(masked, ensure_ascii=False)) if masked else None
     _update_conversation(connection, tenant, conversation, metadata=text)
 
 
@@ -457,9 +459,8 @@ def create_fork(
     lock_branch(connection, tenant, conversation, MAIN_BRANCH)
     origin = get_branch(connection, tenant, conversation, branch)
     number = 1 + max(each.number for each in list_branches(connection, tenant, conversation))
-    new_branch = build_fork(
-        connection, tenant, origin, at=at, number=number, name=name or f"branch {number}", created_at=now()
-    )
+    own_name = mask_text(connection, name) if name else f"branch {number}"
+    new_branch = build_fork(connection, tenant, origin, at=at, number=number, name=own_name, created_at=now())
     insert_branch(connection, tenant, new_branch)
     touch_conversation(connection, tenant, conversation, new_branch.updated_at)
     return new_branch

@@ -21,6 +21,7 @@ from quire.db.store_part import StorePart, read, read_bulk, read_inline, write_b
 from quire.errors import StoreError
 from quire.log import append, blobs, conversations
 from quire.log import observations as noticed
+from quire.log.tenant_masker import get_masker, mask_text
 from quire.log.types import MAIN_BRANCH, Blob, Branch, ConversationRecord
 from quire.model import (
     ActiveCompaction,
@@ -30,6 +31,7 @@ from quire.model import (
     Entry,
     EntryKind,
     EntryMetadata,
+    Message,
     Span,
     apply_entry,
     chain_entry,
@@ -280,6 +282,7 @@ class _RowWriter:
         self._blob_uses: list[tuple[Entry, set[str]]] = []
 
     def create_conversation(self, record: ConversationRecord) -> None:
+        record = record._replace(title=mask_text(self._connection, record.title))
         self._created.append(record)
         self._branches = {MAIN_BRANCH: _BranchWriter(conversations.build_main_branch(record), is_new=True)}
 
@@ -288,7 +291,7 @@ class _RowWriter:
 
     def append(self, item: ImportItem, parent: Position | None, preserved: Sequence[int]) -> Position:
         branch = self._find_branch(item, parent or (MAIN_BRANCH, 0))
-        entry = branch.append(item, preserved)
+        entry = branch.append(self._mask(item), preserved)
         self._changed[branch.conversation, branch.number] = branch
         self._entries.append(entry)
         if item.blobs and item.compaction is None:
@@ -296,6 +299,18 @@ class _RowWriter:
             self._blob_uses.append((entry, set(item.blobs)))
         self._ledger_rows.append((self._tenant, branch.conversation, item.id, item.digest, branch.number, entry.seq))
         return branch.number, entry.seq
+
+    def _mask(self, item: ImportItem) -> ImportItem:
+        """The item as it is stored. Its digest stays, by which the next import knows it."""
+        masker = get_masker(self._connection)
+        if masker is None:
+            return item
+        compaction = masker.mask_body(item.compaction) if item.compaction is not None else None
+        return item._replace(
+            raw=masker.mask_message(Message.parse(item.raw)).canonical_json() if compaction is None else item.raw,
+            metadata=append.mask_metadata(self._connection, item.metadata),
+            compaction=compaction if isinstance(compaction, Compaction) else None,
+        )
 
     def _find_branch(self, item: ImportItem, parent: Position) -> _BranchWriter:
         """The branch whose head is the parent, or a new one that forks there."""

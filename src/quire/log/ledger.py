@@ -10,6 +10,7 @@ from quire.db.schema import calibrations, entries, manifests
 from quire.errors import EntryNotFound, RequestNotFound, ResponseNotFound, StaleHead
 from quire.log.blobs import record_blob_uses, select_stored
 from quire.log.row_digests import ROW_DIGEST, check_row, compute_row_digest, covered_columns, with_row_digest
+from quire.log.tenant_masker import get_masker
 from quire.log.types import Branch, RecordedRequest
 from quire.model import Entry, Manifest
 
@@ -36,6 +37,7 @@ def insert_manifest(
     ):
         # Too long for the index, or with characters that a text column cannot store.
         response_id = None
+    manifest = _mask_names(connection, manifest)
     row = to_manifest_row(to_key(tenant, reply), manifest, request_id=request_id, response_id=response_id)
     inserted = insert_rows(connection, manifests, [row], ignore_existing=True)
     # -1 in a batch: then the reply is new, so no other manifest can be stored under it.
@@ -51,8 +53,24 @@ def insert_manifest(
 
 def import_manifest(connection: Connection, tenant: str, reply: Entry, manifest: Manifest) -> None:
     """Stores the manifest of an exported conversation; blobs that were purged before the export are not referenced."""
-    insert_rows(connection, manifests, [to_manifest_row(to_key(tenant, reply), manifest)])
+    row = to_manifest_row(to_key(tenant, reply), _mask_names(connection, manifest))
+    insert_rows(connection, manifests, [row])
     record_blob_uses(connection, tenant, reply, select_stored(connection, tenant, _list_blobs(manifest)))
+
+
+def _mask_names(connection: Connection, manifest: Manifest) -> Manifest:
+    """The manifest with masked names of items and of dropped fields. It has no other text of a request."""
+    masker = get_masker(connection)
+    if masker is None:
+        return manifest
+    decisions = [
+        each if each.name is None else each.model_copy(update={"name": masker.mask_name(each.name)})
+        for each in manifest.decisions
+    ]
+    forwarded = manifest.forwarded
+    if forwarded is not None and forwarded.dropped:
+        forwarded = forwarded.model_copy(update={"dropped": tuple(map(masker.mask_name, forwarded.dropped))})
+    return manifest.model_copy(update={"decisions": tuple(decisions), "forwarded": forwarded})
 
 
 def to_manifest_row(

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, delete, select
 
 from quire.db.dialects import upsert
 from quire.db.schema import conversations, imported_files, observations
+from quire.log.tenant_masker import mask_text
 
 
 class FileVersion(NamedTuple):
@@ -48,7 +49,7 @@ def record_files(connection: Connection, tenant: str, files: Sequence[FileVersio
         connection.execute(upsert(connection, imported_files, replace=["size", "modified_ns"]), rows)
     if noticed:
         rows = [
-            {"tenant": tenant, "conversation": conversation, "observations": text}
+            {"tenant": tenant, "conversation": conversation, "observations": mask_text(connection, text)}
             for conversation, text in noticed.items()
         ]
         connection.execute(upsert(connection, observations, replace=["observations"]), rows)

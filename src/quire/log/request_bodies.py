@@ -20,6 +20,7 @@ from quire.db.schema import request_bodies
 from quire.db.stored_bytes import count_bytes, is_counting
 from quire.errors import IntegrityViolation
 from quire.log.body_deltas import decode_delta, encode_delta, find_change
+from quire.log.tenant_masker import MaskedBody
 from quire.log.types import BodyKey, Branch, EncodedBody
 from quire.model import Entry
 
@@ -38,6 +39,9 @@ class SentBody(NamedTuple):
     key: BodyKey
     chain_deltas: int
     content: bytes
+    """As it is stored."""
+    masked: MaskedBody | None = None
+    """The secrets in it, of a tenant whose secrets are masked."""
 
 
 def encode_body(content: bytes, base: SentBody | None) -> EncodedBody:

@@ -14,6 +14,7 @@ from quire.db.schema import transcript_lines, transcripts
 from quire.db.store_part import StorePart, read, write, write_bulk
 from quire.errors import IntegrityViolation, InvalidRequest
 from quire.log.row_digests import ROW_DIGEST, has_row_digest, with_row_digest
+from quire.log.tenant_masker import mask_text
 from quire.model.ids import now
 
 MAX_KEY_BYTES = 500
@@ -57,6 +58,7 @@ def append_lines(
     for text in (*key, *(line.id or "" for line in lines)):
         if len(text.encode(errors="replace")) > MAX_KEY_BYTES or "\x00" in text:
             raise InvalidRequest(f"A key of a transcript has at most {MAX_KEY_BYTES} bytes and no NUL: {text[:80]!r}…")
+    lines = [line._replace(text=mask_text(connection, line.text)) for line in lines]
     at = now()
     row = with_row_digest(
         transcripts,

@@ -150,6 +150,12 @@ class ForwardedRequest(FrozenModel):
     """What the provider changed on its side. Decisions name the messages, as far as its documentation names them."""
     request_blob: str | None = None
     """Blob with the fields of the client's request that a read of its response repeats."""
+    masked_digest: str | None = None
+    """SHA-256 of the body as it is stored, if secrets in it were masked before; what was sent is not stored then."""
+
+    @property
+    def stored_body_digest(self) -> str:
+        return self.masked_digest or self.digest
 
 
 class Manifest(FrozenModel):
@@ -177,6 +183,9 @@ class Manifest(FrozenModel):
     stable_messages: int
     """Number of messages in the stable prefix, which the next request repeats."""
     digest: str
+    masked: bool | None = None
+    """Whether secrets in the request were masked before it was stored, or may have been if its body is not stored. A
+    rebuild from the log then differs from what was sent."""
     forwarded: ForwardedRequest | None = None
     """Set for requests through the gateway, and for an adapter's requests that name what has no place in the log."""
 

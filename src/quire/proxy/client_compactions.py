@@ -196,7 +196,8 @@ async def record_announced(store: SqlStore, origin: ConversationOrigin, summary:
     None if the log has no reply with this text: the client's requests do not pass through the gateway.
     """
     replies = await load_summary_replies(store, origin)
-    found = find_summary([ParsedMessage(Message.user(summary))], replies)
+    masked = summary if store.masker is None else store.masker.mask_text(summary)
+    found = find_summary([ParsedMessage(Message.user(masked))], replies)
     located = await locate_covered(store, found.reply, origin) if found is not None else None
     if found is None or located is None:
         return None

@@ -164,7 +164,8 @@ class FrameworkRequest:
         request = self.request
         if self.client_path is not None:
             client_path = next_path(self.client_path, normalize_message(reply.message).canonical_json())
-            if client_path != next_path(request.after, reply.message.canonical_json()):
+            log_path = next_path(request.after, reply.message.canonical_json())
+            if client_path != log_path or self.conversation.engine.store.masker is not None:
                 request = replace(request, client_path=client_path)
         return await self.conversation.record(reply, request=request)
 

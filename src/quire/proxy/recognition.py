@@ -35,7 +35,7 @@ from quire.proxy.client_compactions import (
 )
 from quire.store import SqlStore
 from quire.wire.agent_boilerplate import GEMINI_CLI, SESSION_CONTEXT_OPENING
-from quire.wire.client_messages import ClientMessage, compute_client_paths, normalize_message
+from quire.wire.client_messages import ClientMessage, ParsedMessage, compute_client_paths, normalize_message
 from quire.wire.codec import ClientRequest
 from quire.wire.compaction_blocks import find_compaction_block, read_sealed
 
@@ -374,7 +374,10 @@ async def _recognize_compaction(
     if origin.session is None and not await run_sized(size, has_summary_form, messages):
         return None
     replies = await load_summary_replies(store, origin)
-    found = await run_sized(size, find_summary, messages, replies) if replies else None
+    masked = messages
+    if (masker := store.masker) is not None and replies:
+        masked = await run_sized(size, lambda: [ParsedMessage(masker.mask_message(each.message)) for each in messages])
+    found = await run_sized(size, find_summary, masked, replies) if replies else None
     located = await locate_covered(store, found.reply, origin) if found is not None else None
     if found is None or located is None:
         return None
@@ -498,8 +501,9 @@ async def _continue_branch(
         )
 
         def count_equal() -> int:
-            pairs = zip(messages[found.length :], later, strict=False)
-            return sum(1 for _ in takewhile(lambda pair: pair[0].match_key == _make_match_key(pair[1]), pairs))
+            following = messages[found.length : found.length + len(later)]
+            pairs = zip(_make_sent_keys(store, following), _make_stored_keys(store, later), strict=False)
+            return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
         equal = await run_sized(sum(len(entry.raw) for entry in later), count_equal)
         if equal:
@@ -576,8 +580,8 @@ async def _match_overlap(
 
     def compare() -> Overlap | None:
         return find_overlap(
-            [each.match_key for each in newest],
-            [_make_match_key(entry) for entry in stored],
+            _make_sent_keys(store, newest),
+            _make_stored_keys(store, stored),
             is_reply=[each.role == "assistant" for each in newest],
         )
 
@@ -589,8 +593,20 @@ async def _match_overlap(
     return _BranchOverlap(branch, overlap.first + unseen, overlap.last + unseen, run, at_head)
 
 
-def _make_match_key(entry: Entry) -> bytes:
-    return normalize_message(entry.message).canonical_json().encode()
+def _make_sent_keys(store: SqlStore, messages: Sequence[ClientMessage]) -> list[bytes]:
+    masker = store.masker
+    if masker is None:
+        return [each.match_key for each in messages]
+    return [masker.mask_message(each.normalized).canonical_json().encode() for each in messages]
+
+
+def _make_stored_keys(store: SqlStore, entries: Sequence[Entry]) -> list[bytes]:
+    """Match keys of stored messages. Where secrets are masked before storage, both sides are compared masked: a mask
+    of the normal form need not be the normal form of the mask."""
+    messages, masker = [normalize_message(entry.message) for entry in entries], store.masker
+    if masker is not None:
+        messages = list(map(masker.mask_message, messages))
+    return [each.canonical_json().encode() for each in messages]
 
 
 def find_overlap(sent: Sequence[bytes], stored: Sequence[bytes], *, is_reply: Sequence[bool]) -> Overlap | None:

@@ -12,6 +12,7 @@ from quire.store import SqlStore
 from quire.view.batches import group_batches, repair_tool_calls
 from quire.view.layout import RenderedRequest, RequestContents, lay_out
 from quire.view.rendered import MessageCounter, RenderedMessage, drop_unsupported_parts
+from quire.view.secrets import MASK_MARK
 from quire.wire import WireMessage
 from quire.wire.client_messages import EquivalentStart, compute_client_paths
 
@@ -149,6 +150,13 @@ async def _render_stored(recognized: RecognizedRequest, store: SqlStore, *, same
     engine = recognized.variant.engine
     await engine.runtime.blobs.load(engine.store, entries)
     rendered = await run_sized(sum(len(entry.raw) for entry in entries), counter.render_entries, entries)
+    sent = recognized.client_request.messages[match.stored_start : match.stored_end]
+    if store.masker is not None and len(sent) == len(rendered):
+        # The record has masks where the client has secrets, which the model gets as they are.
+        rendered = [
+            render_client_message(own.message, counter)._replace(seq=each.seq) if MASK_MARK in entry.raw else each
+            for own, each, entry in zip(sent, rendered, entries, strict=True)
+        ]
     return [(each, entry.path) for each, entry in zip(rendered, entries, strict=True)]
 
 

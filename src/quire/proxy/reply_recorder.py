@@ -103,7 +103,8 @@ async def record_reply(
     request = replace(
         request,
         start_path=next_path(CHAIN_ROOT, normalize_message(first.message).canonical_json()) if block else None,
-        client_path=client_path if client_path != log_path else None,
+        # The log's own path has masks in place of secrets, if these are masked before storage.
+        client_path=client_path if client_path != log_path or prepared.recorder.engine.store.masker else None,
         response_id=response_id if is_stored else None,
     )
     recorder = prepared.recorder

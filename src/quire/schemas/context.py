@@ -212,7 +212,7 @@ class ReplaySchema(JsonModel):
     )
     unknown: str | None = Field(description="What would have to be known for that; null if it is so.")
     sent_digest: str | None = Field(description="SHA-256 of the body that was sent; null if Quire did not send it.")
-    body: str | None = Field(description="The body that was sent.")
+    body: str | None = Field(description="The body that was sent, with masks if `is_as_sent` is false.")
     changed_by_provider: str | None = Field(
         description="What the provider left out on its side, before the model read the request; null if nothing."
     )
@@ -227,7 +227,7 @@ class ReplaySchema(JsonModel):
     def from_replay(cls, replay: Replay) -> "ReplaySchema":
         rendered, forwarded, body = replay.rendered, replay.manifest.forwarded, replay.sent_body
         return cls(
-            is_as_sent=body is not None,
+            is_as_sent=replay.is_as_sent,
             unknown=replay.unknown,
             changed_by_provider=replay.changed_by_provider,
             sent_digest=forwarded.digest if forwarded is not None and forwarded.form != "adapted" else None,

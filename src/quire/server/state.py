@@ -143,7 +143,9 @@ async def open_server_state(
     No MCP server starts where no tenant has access to the host.
     """
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(SqlStore.open(url, listen_url=settings.listen_database_url))
+        store = await stack.enter_async_context(
+            SqlStore.open(url, listen_url=settings.listen_database_url, masking=settings.tenant_masking)
+        )
         client = await stack.enter_async_context(UpstreamClient(timeout_seconds=settings.upstream_timeout))
         runners: tuple[ToolRunner, ...] = ()
         has_host_users = is_local or bool(settings.trusted_tenants)

@@ -1,7 +1,8 @@
 """Schema of the settings: name, default, limits and description. Reads no file and no environment variable."""
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -9,6 +10,9 @@ from pydantic import Field, field_validator, model_validator
 from quire.model.base import FrozenModel
 from quire.model.people import UserRole, split_space
 from quire.model.policy import SHARE_PRESETS, ShareName, WireFormatName
+from quire.model.secret_patterns import compile_secret_pattern
+
+T = TypeVar("T")
 
 EXTRACT_SUMMARIZER = "extract"
 """Value of the setting `summarizer` for extracts instead of summaries by a model."""
@@ -100,6 +104,23 @@ class TenantQuota(FrozenModel):
     worker_seconds: float | None = Field(
         default=None, gt=0, description="CPU seconds in a minute for computation on long texts, in each server process."
     )
+
+
+class TenantMasking(FrozenModel):
+    """Masking of a tenant's secrets before they are stored."""
+
+    patterns: dict[str, str] = Field(
+        default_factory=dict[str, str],
+        max_length=50,
+        description="Own secrets, by name, in addition to the known formats: such as ACME-[0-9A-F]{16}.",
+    )
+
+    @field_validator("patterns")
+    @classmethod
+    def _check_patterns(cls, patterns: dict[str, str]) -> dict[str, str]:
+        for kind, text in patterns.items():
+            compile_secret_pattern(kind, text)
+        return patterns
 
 
 class GroupRole(FrozenModel):
@@ -310,6 +331,11 @@ class Settings(FrozenModel):
         description="Quotas of a tenant with all its API keys, by name or by pattern such as *: max_spend, "
         "requests_per_minute, stored_bytes, worker_seconds.",
     )
+    tenant_masking: dict[str, TenantMasking] = Field(
+        default_factory=dict[str, TenantMasking],
+        description="Tenants whose secrets are masked before they are stored, by name or by pattern such as *: "
+        "patterns. See docs/secrets.md; requests to models are sent as they are.",
+    )
     sign_in: SignIn | None = Field(
         default=None,
         description="Sign-in by an identity provider (OpenID Connect): issuer, client_id, client_secret_env, url, "
@@ -356,15 +382,21 @@ _NO_QUOTA = TenantQuota()
 
 
 def tenant_quota_for(settings: Settings, tenant: str) -> TenantQuota:
-    """Quotas with the exact name of the tenant, else of the first matching pattern, else none.
+    """Quotas of the tenant. Where none names a person, those of the person's tenant apply to each person."""
+    return _find_for_tenant(settings.tenant_quotas, tenant) or _NO_QUOTA
 
-    Where none names a person, those of the person's tenant apply to each person.
-    """
-    quotas = settings.tenant_quotas
+
+def tenant_masking_for(masking: Mapping[str, TenantMasking], tenant: str) -> TenantMasking | None:
+    """How the tenant's secrets are masked before they are stored; None if they are not."""
+    return _find_for_tenant(masking, tenant)
+
+
+def _find_for_tenant(values: Mapping[str, T], tenant: str) -> T | None:
+    """The value with the exact name of the tenant, else of the first matching pattern."""
     names = dict.fromkeys((tenant, split_space(tenant)[0]))
-    exact = (quotas[name] for name in names if name in quotas)
-    matches = (each for name in names for pattern, each in quotas.items() if fnmatchcase(name, pattern))
-    return next(exact, None) or next(matches, _NO_QUOTA)
+    exact = (values[name] for name in names if name in values)
+    matches = (each for name in names for pattern, each in values.items() if fnmatchcase(name, pattern))
+    return next(exact, None) or next(matches, None)
 
 
 def upstream_for(settings: Settings, model: str) -> Upstream | None:

@@ -23,7 +23,8 @@ from quire.db.stored_bytes import count_bytes
 from quire.errors import ImportFailed, QuireError, StoreBusy, StoreUnavailable
 from quire.log import append, blobs, conversations, ledger, reads
 from quire.log.request_bodies import BodyReader, to_row
-from quire.log.types import BodyKey, Branch, ConversationOrigin, ConversationRecord, EncodedBody
+from quire.log.tenant_masker import get_masker, mask_text
+from quire.log.types import Blob, BodyKey, Branch, ConversationOrigin, ConversationRecord, EncodedBody
 from quire.model import (
     ActiveCompaction,
     Author,
@@ -203,6 +204,12 @@ def _describe_error(error: Exception) -> str:
     return f"{'.'.join(str(step) for step in first['loc'])} {first['msg']}."
 
 
+_UNMASKED = (
+    "contains a secret, and this tenant stores no secrets (`tenant_masking`). An export verifies only as it is, so "
+    "nothing was imported. Purge the secret before the export, or import the conversation as another tenant."
+)
+
+
 class _Importer:
     """Imports the lines in order; holds the current branch and a batch of its entries."""
 
@@ -214,7 +221,8 @@ class _Importer:
         self._count = 0
         self._is_ended = False
         self._bodies = BodyReader(connection, tenant, conversation.id)
-        conversations.insert_conversation(connection, tenant, conversation)
+        masked = conversation._replace(title=mask_text(connection, conversation.title))
+        conversations.insert_conversation(connection, tenant, masked)
 
     def import_line(self, line: ExportLine) -> None:
         if self._is_ended:
@@ -224,9 +232,10 @@ class _Importer:
             case ConversationLine():
                 raise ImportFailed("A second conversation begins here; import each conversation from its own file.")
             case BlobLine():
-                data = base64.b64decode(line.data)
-                if blobs.put_blob(connection, tenant, data, media_type=line.media_type) != line.digest:
+                blob, digest = Blob(line.media_type, base64.b64decode(line.data)), bytes.fromhex(line.digest)
+                if not blobs.has_digest(blob, digest):
                     raise ImportFailed(f"The blob {line.digest} does not match its digest.")
+                blobs.import_blob(connection, tenant, digest, blob)
             case BranchLine():
                 self._flush()
                 self._compactions = {}
@@ -266,8 +275,12 @@ class _Importer:
                 content = self._bodies.read(key) or b""
                 branch = conversations.get_branch(connection, tenant, conversation, line.branch)
                 forwarded = ledger.get_manifest(connection, tenant, branch, line.seq).forwarded
-                if forwarded is None or sha256(content).hexdigest() != forwarded.digest or len(content) != line.size:
+                digest = forwarded.stored_body_digest if forwarded is not None else None
+                if sha256(content).hexdigest() != digest or len(content) != line.size:
                     raise ImportFailed(f"The body of the request of reply #{line.seq} does not match its digest.")
+                text = content.decode(errors="replace")
+                if mask_text(connection, text) != text:
+                    raise ImportFailed(f"The request of reply #{line.seq} {_UNMASKED}")
             case EndLine():
                 self._flush()
                 if line.entries != self._count:
@@ -291,6 +304,11 @@ class _Importer:
             raise ImportFailed(f"Entry #{line.seq} of branch {line.branch} does not match its digest.")
         if entry.kind != "message" and entry.path != branch.head_path:
             raise ImportFailed(f"Entry #{line.seq} of branch {line.branch} does not match its path.")
+        masker = get_masker(self._connection)
+        if masker is not None and entry.purged_at is None:
+            metadata = append.mask_metadata(self._connection, entry.raw_metadata)
+            if (masker.mask_body(entry.body).canonical_json(), metadata) != (entry.raw, entry.raw_metadata):
+                raise ImportFailed(f"Entry #{line.seq} of branch {line.branch} {_UNMASKED}")
         state = branch.state
         if entry.kind != "message":
             body = entry.body

@@ -5,7 +5,7 @@ keys, spending, usage, leases and the index are in its parts.
 """
 
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import wraps
 
@@ -46,6 +46,7 @@ from quire.log.titles import fill_titles
 from quire.log.transcripts import Transcripts
 from quire.log.types import MAIN_BRANCH, ConversationRecord, ReplyRecord, Window
 from quire.model import Entry, EntryKind, Manifest, Role, Span
+from quire.settings.schema import TenantMasking
 from quire.store import integrity
 from quire.store.all_tenants import AllTenants
 from quire.store.backtests import Backtests
@@ -57,6 +58,7 @@ from quire.turns.events import TurnEvents
 from quire.turns.leases import TurnLeases
 from quire.usage.contribution import NANOS_PER_DOLLAR
 from quire.usage.report import UsageRollup
+from quire.view.secret_masker import SecretMasker, build_maskers
 
 
 def _erase(function: StoreFunction[P, T]) -> Method[P, T]:
@@ -81,9 +83,15 @@ class SqlStore(StorePart):
     """The log in SQLite or PostgreSQL."""
 
     def __init__(
-        self, database: Database, *, tenant: str = DEFAULT_TENANT, max_stored_bytes: int | None = None
+        self,
+        database: Database,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        max_stored_bytes: int | None = None,
+        masker_for: Callable[[str], SecretMasker | None] = lambda _: None,
     ) -> None:
-        base = TenantDatabase(database, tenant, max_stored_bytes=max_stored_bytes)
+        self._masker_for, self.masker = masker_for, masker_for(tenant)
+        base = TenantDatabase(database, tenant, max_stored_bytes=max_stored_bytes, masker=self.masker)
         super().__init__(base)
         self.passages = Passages(base)
         self.message_index = MessageIndex(base)
@@ -111,12 +119,19 @@ class SqlStore(StorePart):
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, url: str, *, tenant: str = DEFAULT_TENANT, listen_url: str | None = None
+        cls,
+        url: str,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        listen_url: str | None = None,
+        masking: Mapping[str, TenantMasking] | None = None,
     ) -> AsyncGenerator["SqlStore"]:
         """Opens `sqlite:///path` (created and migrated if needed) or `postgresql://…` (see `quire db upgrade`).
 
-        If `url` leads to a pooler, `listen_url` leads past it, for the connection of `notifications`."""
-        store = cls(await dialects.open_database(url, listen_url=listen_url), tenant=tenant)
+        If `url` leads to a pooler, `listen_url` leads past it, for the connection of `notifications`. `masking` names
+        the tenants whose secrets are masked before they are stored."""
+        database = await dialects.open_database(url, listen_url=listen_url)
+        store = cls(database, tenant=tenant, masker_for=build_maskers(masking or {}))
         try:
             yield store
         finally:
@@ -124,7 +139,9 @@ class SqlStore(StorePart):
 
     def for_tenant(self, tenant: str, *, max_stored_bytes: int | None = None) -> "SqlStore":
         """A store for another tenant on the same database, with its quota; closing either closes both."""
-        return SqlStore(self.base.database, tenant=tenant, max_stored_bytes=max_stored_bytes)
+        return SqlStore(
+            self.base.database, tenant=tenant, max_stored_bytes=max_stored_bytes, masker_for=self._masker_for
+        )
 
     async def close(self) -> None:
         await self.base.database.close()

@@ -11,6 +11,8 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from quire.db.dialects import sanitize_text
 from quire.db.schema import background_responses
 from quire.db.store_part import StorePart, read, write
+from quire.errors import InvalidRequest
+from quire.log.tenant_masker import mask_text
 from quire.model.ids import now
 
 EXPIRY_SECONDS = 86_400
@@ -29,6 +31,11 @@ class BackgroundRequest(NamedTuple):
 
 def add_request(connection: Connection, tenant: str, response: str, conversation: str, request: str) -> int:
     """Stores a request, and deletes old outcomes; returns the number of the tenant's requests without one."""
+    if mask_text(connection, request) != request:
+        raise InvalidRequest(
+            "A background request is stored until it is answered, and this one contains a secret, which is masked "
+            "before anything is stored (`tenant_masking`); send it without `background`."
+        )
     columns, at = background_responses.c, now()
     is_old = (columns.created_at < at - EXPIRY_SECONDS * 1_000_000) & columns.outcome.is_not(None)
     connection.execute(delete(background_responses).where(columns.tenant == tenant, is_old))
@@ -49,7 +56,7 @@ def set_outcome(connection: Connection, tenant: str, response: str, outcome: str
     """Ends a response without a reply. Its request is not needed any more."""
     columns = background_responses.c
     ended = update(background_responses).where(columns.tenant == tenant, columns.response == response)
-    connection.execute(ended.values(outcome=sanitize_text(outcome), request=""))
+    connection.execute(ended.values(outcome=sanitize_text(mask_text(connection, outcome)), request=""))
 
 
 def delete_request(connection: Connection, tenant: str, response: str) -> None:

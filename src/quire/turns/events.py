@@ -9,6 +9,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, select
 from quire.db.dialects import sanitize_text
 from quire.db.schema import turn_events
 from quire.db.store_part import StorePart, read, write
+from quire.log.tenant_masker import mask_text
 from quire.model.ids import now
 
 EXPIRY_SECONDS = 86_400
@@ -37,7 +38,7 @@ def append_events(connection: Connection, tenant: str, conversation: str, turn: 
         "conversation": conversation,
         "turn": turn,
         "number": number,
-        "events": sanitize_text(events),
+        "events": sanitize_text(mask_text(connection, events)),
         "expires_at": at + EXPIRY_SECONDS * 1_000_000,
     }
     connection.execute(insert(turn_events), row)

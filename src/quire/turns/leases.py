@@ -15,6 +15,7 @@ from quire.db.schema import turn_leases
 from quire.db.store_part import StorePart, read_inline, write
 from quire.errors import TurnLeaseLost
 from quire.log.conversations import get_branch
+from quire.log.tenant_masker import mask_text
 from quire.log.types import TurnLease
 from quire.model.ids import new_id
 
@@ -139,7 +140,7 @@ def end_lease(connection: Connection, tenant: str, lease: TurnLease, *, outcome:
     if outcome is None:
         connection.execute(delete(turn_leases).where(*_is_lease(tenant, lease)))
         return
-    ended = update(turn_leases).values(outcome=sanitize_text(outcome))
+    ended = update(turn_leases).values(outcome=sanitize_text(mask_text(connection, outcome)))
     connection.execute(ended.where(*_is_lease(tenant, lease)))
     old = turn_leases.c.expires_at <= _now(connection) - OUTCOME_SECONDS * 1_000_000
     connection.execute(delete(turn_leases).where(turn_leases.c.tenant == tenant, old))

@@ -1,7 +1,8 @@
 """Secrets in text: find and mask keys, tokens and passwords by their known formats.
 
 Transcripts of agents hold credentials. What leaves Quire for another model or person is masked: MCP answers,
-hand-overs, recalled messages of hooks and shared exports. The log itself is never changed; a purge erases a secret.
+hand-overs, recalled messages of hooks and shared exports. What is stored is masked only for tenants that say so
+(`quire.view.secret_masker`); a purge erases a secret that is stored.
 
 A format is found in two steps, so that text without secrets costs little: a quick search for literal text, then the
 pattern at that position. Every pattern also matches inside JSON strings, where a line break before a secret is the two
@@ -14,7 +15,7 @@ matched, and no single call of the regular expression engine, which holds the in
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple, TypeVar, cast
@@ -31,7 +32,10 @@ from quire.model import (
     ToolCallPart,
     ToolResultPart,
 )
+from quire.model.secret_patterns import SecretPattern
 
+MASK_MARK = "…[masked "
+"""Every mask contains it."""
 MIN_RANDOM_CHARS = 16
 """A shorter value of an assignment is a secret only if it has the character classes of a password."""
 SEARCH_CHARS = 65_536
@@ -267,16 +271,30 @@ class SecretMatch(NamedTuple):
 
     @property
     def mask(self) -> str:
-        return f"{self.head}…[masked {self.kind}]"
+        return f"{self.head}{MASK_MARK}{self.kind}]"
 
 
-def find_secrets(text: str) -> list[SecretMatch]:
-    """Secrets in order, without overlaps. JSON text needs no decoding: escapes are part of the formats."""
+def find_secrets(text: str, own: Sequence[SecretPattern] = ()) -> list[SecretMatch]:
+    """Secrets of the known formats and of `own` patterns, in order, without overlaps.
+
+    JSON text needs no decoding: escapes are part of the formats.
+    """
     # Specific formats come first, and the sort is stable: of two formats at the same place the specific one counts.
     candidates = sorted(
-        (*_find_prefixed(text), *_find_in_context(text), *_find_assignments(text), *_find_interrupted(text)),
+        (
+            *_find_own(text, own),
+            *_find_prefixed(text),
+            *_find_in_context(text),
+            *_find_assignments(text),
+            *_find_interrupted(text, own),
+        ),
         key=attrgetter("start"),
     )
+    return merge_matches(candidates)
+
+
+def merge_matches(candidates: Iterable[SecretMatch]) -> list[SecretMatch]:
+    """Joins overlapping secrets, which are sorted by their start."""
     secrets: list[SecretMatch] = []
     for match in candidates:
         if secrets and match.start < secrets[-1].end:
@@ -286,9 +304,9 @@ def find_secrets(text: str) -> list[SecretMatch]:
     return secrets
 
 
-def mask_secrets(text: str) -> str:
+def mask_secrets(text: str, own: Sequence[SecretPattern] = ()) -> str:
     """The text with each secret replaced by its public start and its kind. Idempotent; JSON stays valid JSON."""
-    return replace_secrets(text, find_secrets(text))
+    return replace_secrets(text, find_secrets(text, own))
 
 
 def replace_secrets(text: str, secrets: Sequence[SecretMatch]) -> str:
@@ -303,22 +321,32 @@ def replace_secrets(text: str, secrets: Sequence[SecretMatch]) -> str:
     return "".join([*pieces, text[position:]])
 
 
-def mask_secret_values(value: T) -> T:
+def mask_secret_values(value: T, own: Sequence[SecretPattern] = ()) -> T:
     """Masks every string of a JSON value, keys of objects included."""
-    return cast("T", _mask_value(value))
+    return cast("T", _mask_value(value, own))
 
 
-def mask_message(message: Message) -> Message:
+def mask_message(message: Message, own: Sequence[SecretPattern] = ()) -> Message:
     """The message with masked texts, thinking, tool calls, tool results and provider fields."""
     return Message(
         role=message.role,
-        parts=tuple(_mask_part(part) for part in _cut_split_secrets(message.parts)),
-        provider_fields=mask_secret_values(message.provider_fields) if message.provider_fields else None,
-        name=None if message.name is None else mask_secrets(message.name),
+        parts=tuple(_mask_part(part, own) for part in _cut_split_secrets(message.parts, own)),
+        provider_fields=mask_secret_values(message.provider_fields, own) if message.provider_fields else None,
+        name=None if message.name is None else mask_secrets(message.name, own),
     )
 
 
-def _find_interrupted(text: str) -> Iterator[SecretMatch]:
+def _find_own(text: str, own: Sequence[SecretPattern]) -> Iterator[SecretMatch]:
+    for kind, head, body in own:
+        position = _find_text(text, head, 0)
+        while position >= 0:
+            match = body.match(text, position + len(head))
+            if match is not None:
+                yield SecretMatch(kind, position, match.end(), head)
+            position = _find_text(text, head, match.end() if match is not None else position + 1)
+
+
+def _find_interrupted(text: str, own: Sequence[SecretPattern]) -> Iterator[SecretMatch]:
     """Tokens with invisible characters in them, as copied from a page or written to hide them."""
     if not any(mark in text for mark in _INVISIBLE_MARKS):
         return
@@ -332,18 +360,23 @@ def _find_interrupted(text: str) -> Iterator[SecretMatch]:
         return starts[piece] + visible - offsets[piece]
 
     visible_text = "".join(pieces)
-    for match in (*_find_prefixed(visible_text), *_find_in_context(visible_text), *_find_assignments(visible_text)):
+    for match in (
+        *_find_own(visible_text, own),
+        *_find_prefixed(visible_text),
+        *_find_in_context(visible_text),
+        *_find_assignments(visible_text),
+    ):
         yield match._replace(start=find_position(match.start), end=find_position(match.end - 1) + 1)
 
 
-def _cut_split_secrets(parts: Sequence[PartT]) -> list[PartT]:
+def _cut_split_secrets(parts: Sequence[PartT], own: Sequence[SecretPattern]) -> list[PartT]:
     """The parts, with a mask in place of each secret that begins in one text and ends in one that follows it."""
     parts = list(parts)
     for index in range(len(parts) - 1):
         first, second = parts[index], parts[index + 1]
         if isinstance(first, TextPart) and isinstance(second, TextPart):
             start, end = first.text[-MAX_SPLIT_CHARS:], second.text[:MAX_SPLIT_CHARS]
-            for match in find_secrets(start + end):
+            for match in find_secrets(start + end, own):
                 if match.start < len(start) < match.end:
                     before = first.text[: len(first.text) - len(start) + match.start]
                     parts[index] = first.model_copy(update={"text": before + match.mask})
@@ -451,39 +484,37 @@ def _is_password(value: str) -> bool:
     return classes >= MIN_PASSWORD_CLASSES
 
 
-def _mask_value(value: JsonValue) -> JsonValue:
+def _mask_value(value: JsonValue, own: Sequence[SecretPattern]) -> JsonValue:
     match value:
         case str():
-            return mask_secrets(value)
+            return mask_secrets(value, own)
         case list():
-            return [_mask_value(each) for each in value]
+            return [_mask_value(each, own) for each in value]
         case dict():
-            return {mask_secrets(key): _mask_value(each) for key, each in value.items()}
+            return {mask_secrets(key, own): _mask_value(each, own) for key, each in value.items()}
         case _:
             return value
 
 
-def _mask_part(part: Part) -> Part:
-    fields = mask_secret_values(part.provider_fields) if part.provider_fields else None
+def _mask_part(part: Part, own: Sequence[SecretPattern]) -> Part:
+    fields = mask_secret_values(part.provider_fields, own) if part.provider_fields else None
     match part:
         case TextPart(text=text):
-            return TextPart(text=mask_secrets(text), provider_fields=fields)
+            return TextPart(text=mask_secrets(text, own), provider_fields=fields)
         case ThinkingPart(text=text, signature=signature, redacted=redacted):
-            masked = mask_secrets(text)
+            masked = mask_secrets(text, own)
             # A signature is for the exact text.
             valid_signature = signature if masked == text else None
             return ThinkingPart(text=masked, signature=valid_signature, redacted=redacted, provider_fields=fields)
         case ToolCallPart(id=id_, name=name, arguments=arguments):
-            return ToolCallPart(id=id_, name=name, arguments=mask_secrets(arguments), provider_fields=fields)
+            return ToolCallPart(id=id_, name=name, arguments=mask_secrets(arguments, own), provider_fields=fields)
         case ToolResultPart(call_id=call_id, content=content, is_error=is_error):
-            masked_content = tuple(
-                TextPart(text=mask_secrets(piece.text)) if isinstance(piece, TextPart) else _mask_media(piece)
-                for piece in _cut_split_secrets(content)
-            )
+            pieces = [_mask_part(piece, own) for piece in _cut_split_secrets(content, own)]
+            masked_content = tuple(each for each in pieces if isinstance(each, TextPart | ImagePart | FilePart))
             return ToolResultPart(call_id=call_id, content=masked_content, is_error=is_error, provider_fields=fields)
-        case ImagePart() | FilePart():
-            return _mask_media(part)
-
-
-def _mask_media(part: ImagePart | FilePart) -> ImagePart | FilePart:
-    return part if part.url is None else part.model_copy(update={"url": mask_secrets(part.url)})
+        case ImagePart(url=url):
+            masked_url = None if url is None else mask_secrets(url, own)
+            return part.model_copy(update={"url": masked_url, "provider_fields": fields})
+        case FilePart(url=url, name=name):
+            masked_url, masked_name = (None if each is None else mask_secrets(each, own) for each in (url, name))
+            return part.model_copy(update={"url": masked_url, "name": masked_name, "provider_fields": fields})

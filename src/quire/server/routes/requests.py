@@ -116,12 +116,13 @@ async def replay_request(
 async def get_request_body(
     engine: ReadEngine, conversation: ConversationId, seq: EntrySeq, branch: BranchQuery = MAIN_BRANCH
 ) -> Response:
-    """The body of the request as it was sent upstream."""
+    """The body of the request as it was sent upstream, or with masked secrets: then `X-Quire-Masked` is `true`."""
     manifest = await (await load_conversation(engine, conversation, branch)).manifest(seq)
     body = await load_sent_body(engine.store, manifest, seq)
     if body is None:
         raise EntryNotFound(f"The body of the request that #{seq} answered is not stored; a replay says why.")
-    return Response(body, media_type="application/json")
+    is_masked = manifest.forwarded is not None and manifest.forwarded.masked_digest is not None
+    return Response(body, media_type="application/json", headers={"X-Quire-Masked": "true"} if is_masked else None)
 
 
 @router.get(REQUESTS_PATH + "/{seq}/diff")
