@@ -4,6 +4,7 @@ A session is stored as it happens; the agent compacts, and what its compaction r
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -59,6 +60,29 @@ async def test_claude_gets_back_what_its_compaction_removed(
     run_quire(claude, "hook", "uninstall", "claude-code", "--yes")
     assert not get_settings_path("claude-code", claude.make_environment()).exists()
     assert not (claude.home / ".local/share/quire/hooks").exists()
+
+
+async def test_hooks_store_no_secret_of_a_masked_tenant(
+    provider: ScriptedProvider, make_claude: Callable[..., Claude], runtime: Path
+):
+    environment = {"XDG_RUNTIME_DIR": str(runtime), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    claude = make_claude(provider.url, env=environment)
+    settings = claude.home / ".config/quire/quire.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text('[tenant_masking."*"]\n')
+    run_quire(claude, "hook", "install", "claude-code", "--yes")
+    provider.script = lambda request: ScriptedReply("Noted.")
+    first = await claude.run(f"Remember: {FACT} The key is {TOKEN}.")
+    assert first.exit_code == 0, first.stderr
+    assert TOKEN in json.dumps(provider.requests[-1].items)
+    entries = await wait_for_entries(
+        claude, str(first.session_id), lambda entries: has_text(entries, FACT) and has_text(entries, "Noted.")
+    )
+    assert any("[masked GitHub token]" in entry.raw for entry in entries)
+    folder = claude.home / ".local/share/quire"
+    stored = [path for path in folder.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
+    assert stored == []
+    run_quire(claude, "hook", "uninstall", "claude-code", "--yes")
 
 
 async def test_codex_gets_back_what_its_compaction_removed(
