@@ -12,7 +12,9 @@ from quire.importers.base import SourceCompaction, SourceConversation, SourceMes
 from quire.log import ConversationOrigin
 from quire.model import Compaction, Message, Span, Usage
 from quire.model.messages import TextPart, ToolCallPart
+from quire.settings.schema import TenantMasking
 from quire.store import SqlStore
+from secret_samples import SecretGenerator
 
 pytestmark = pytest.mark.every_database
 
@@ -56,6 +58,16 @@ async def test_a_recorded_session_does_not_appear_twice(store: SqlStore):
     assert (report.messages, report.known_messages, report.live_conversations) == (0, 3, 1)
     assert [each.id for each in await store.list_conversations()] == ["live"]
     assert (await store.usage.read_conversation("live")).input_tokens == 0
+
+
+async def test_a_recorded_session_with_masked_secrets_does_not_appear_twice(database_url: str):
+    token = SecretGenerator(1).chars(36)
+    question, reply = f"Use ghp_{token} now.", f"I used ghp_{token} today."
+    async with SqlStore.open(database_url, masking={"*": TenantMasking()}) as store:
+        await record(store, Message.user(question), Message.assistant(reply))
+        report = await import_transcript(store, say("a", None, question), answer("b", "a", reply))
+        assert (report.messages, report.known_messages, report.live_conversations) == (0, 2, 1)
+        assert "[masked GitHub token]" in "".join(await read_texts(store, "live"))
 
 
 async def test_what_was_said_without_the_gateway_is_added_at_the_end(store: SqlStore):
