@@ -33,6 +33,11 @@ COMMON_WORDS = (
     "letter",
     "winter",
 )
+SIMILAR_OPENINGS = (
+    "What is the vault code of that gate?",
+    "Which gate does the vault code open?",
+    "A vault code, a gate.",
+)
 
 
 class Fact(NamedTuple):
@@ -56,7 +61,8 @@ def make_filler(rng: random.Random, chars: int) -> list[str]:
 
 
 async def plant_facts(store: SqlStore, rng: random.Random) -> list[Fact]:
-    """Half of the messages have a fact at a random place; their lengths are spread evenly by order of magnitude."""
+    """Half of the messages, of every role, have a fact at a random place; their lengths are spread evenly by order of
+    magnitude."""
     await store.create_conversation("c")
     gates = [(color, place) for color in COLORS for place in PLACES]
     facts: list[Fact] = []
@@ -68,8 +74,12 @@ async def plant_facts(store: SqlStore, rng: random.Random) -> list[Fact]:
             gate = f"{color} gate of {place} {1_000 + len(facts)}"
             sentences.insert(rng.randint(0, len(sentences)), f"The vault code {code} opens the {gate}.")
             facts.append(Fact(number + 1, code, f"What is the vault code of the {gate}?", chars))
+        else:
+            # Close in meaning to every question, by the words that say the least.
+            sentences.insert(0, rng.choice(SIMILAR_OPENINGS))
         text = " ".join(sentences)
-        await store.append("c", Draft(body=Message.tool(f"call-{number}", text)))
+        messages = (Message.user(text), Message.assistant(text), Message.tool(f"call-{number}", text))
+        await store.append("c", Draft(body=messages[number // 2 % 3]))
     return facts
 
 
