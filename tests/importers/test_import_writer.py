@@ -38,7 +38,7 @@ from quire.model import Compaction, ImagePart, Message, Usage
 from quire.store import SqlStore
 
 SOURCES = ("claude-code", "codex")
-KILLS = 50 if IS_FULL_SIZE else 3
+KILLS = 50 if IS_FULL_SIZE else 1
 """Moments at which the kill test ends an import."""
 
 

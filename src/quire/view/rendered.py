@@ -38,8 +38,8 @@ MAX_CACHED_MESSAGES = 10_000
 """Maximum number of messages in the caches of all counters of the process, which are cleared when full."""
 MAX_CACHED_BYTES = 32 * 1024 * 1024
 """Maximum size of the wire formats in those caches."""
-LONGEST_CACHED_SHARE = 8
-"""What would take more than one part in so many of a cache is not cached."""
+MAX_CACHED_SHARE = 1 / 8
+"""What would take a larger share of a cache is not cached."""
 READ_INSTRUCTION = (
     "The text of these documents is not included. Before you rely on one, read it with the tool read_document by its "
     "path in parentheses; without that tool, say that you have not read it."
@@ -218,7 +218,7 @@ class MessageCounter:
         return rendered if seq is None else rendered._replace(seq=seq)
 
     def _cache_message(self, key: bytes, rendered: RenderedMessage) -> RenderedMessage:
-        if len(rendered.encoded) <= MAX_CACHED_BYTES // LONGEST_CACHED_SHARE:
+        if len(rendered.encoded) <= MAX_CACHED_SHARE * MAX_CACHED_BYTES:
             _budget.spend(len(rendered.encoded))
             self._cache[key] = rendered
         return rendered
@@ -229,7 +229,7 @@ class MessageCounter:
     def count_system(self, text: str | None) -> int:
         if not text:
             return 0
-        if len(text) > MAX_CACHED_BYTES // LONGEST_CACHED_SHARE:
+        if len(text) > MAX_CACHED_SHARE * MAX_CACHED_BYTES:
             return self.wire_format.count_system(text, self.token_counter)
         if text not in self._system_counts:
             self._system_counts = {text: self.wire_format.count_system(text, self.token_counter)}
