@@ -21,6 +21,7 @@ from cli_fixtures import CliHome, invoke_cli, validate_document
 
 from quire.cli import command_reference, output
 from quire.cli.app import COMMAND_GROUPS, SINGLE_COMMANDS
+from quire.model import Message
 from quire.schemas import JsonModel
 from quire.store import SqlStore
 
@@ -62,7 +63,7 @@ def test_the_commands_are_those_expected():
         "conversation": "list show fork rename tag verify purge purge-value secrets",
         "key": "create list revoke",
         "audit": "verify export",
-        "tenant": "list export import",
+        "tenant": "list export import purge",
         "db": "upgrade status",
     }
     assert set(COMMANDS) == {f"{group} {part}" for group, parts in expected.items() for part in parts.split()}
@@ -105,8 +106,16 @@ def make_example_possible(name: str, home: CliHome) -> None:
         assert invoke_cli("context", "undo").exit_code == 0
     if name == "tenant import":
         assert invoke_cli("tenant", "export", "tenant.jsonl.gz").exit_code == 0
+    if name == "tenant purge":
+        asyncio.run(create_tenant(home))
     if name.startswith("audit"):
         asyncio.run(append_audit(home))
+
+
+async def create_tenant(home: CliHome) -> None:
+    async with SqlStore.open(home.url, tenant="observatory") as store:
+        await store.create_conversation("stars")
+        await store.append("stars", Message.user("Which are out?"))
 
 
 async def append_audit(home: CliHome) -> None:

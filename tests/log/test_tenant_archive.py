@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, select
 
+from infra.database_dump import contains_text, dump_database
 from infra.sizes import IS_FULL_SIZE
+from quire.db.database_url import is_postgres
 from quire.db.store_part import read
-from quire.errors import ImportFailed
+from quire.errors import ImportFailed, StoreError
 from quire.model import Message
 from quire.store import SqlStore
 from quire.store.tenant_archive import list_archived_tables
@@ -101,3 +103,21 @@ async def test_a_tenant_with_conversations_is_not_overwritten(store: SqlStore):
     with pytest.raises(ImportFailed, match="another tenant"):
         await store.import_tenant(lines)
     assert json.loads(lines[0])["tenant"] == store.tenant
+
+
+@pytest.mark.every_database
+async def test_a_purged_tenant_leaves_no_row_and_others_stay(store: SqlStore, admin_url: str):
+    leaving, staying = store.for_tenant("leaving"), store.for_tenant("staying")
+    for each in (leaving, staying):
+        await fill(each, 3)
+        await each.audit.append("sign_in", actor="ann", target={}, address="10.0.0.1")
+    before = await read_rows(staying)
+    if is_postgres(admin_url):
+        with pytest.raises(StoreError, match="permission denied"):
+            await leaving.purge_tenant()
+        assert await leaving.verify_tenant() == []
+    async with SqlStore.open(admin_url, tenant="leaving") as owner:
+        assert (await owner.purge_tenant()).conversations == 2
+    assert not contains_text(dump_database(admin_url), "leaving")
+    assert await read_rows(staying) == before
+    assert await staying.verify_tenant() == []

@@ -330,6 +330,7 @@ WITHOUT_CONVERSATION = {
     "verify_tenant",
     "export_tenant",
     "import_tenant",
+    "purge_tenant",
     "check",
     "check_known_outage",
     "close",

@@ -13,7 +13,9 @@ from quire.cli.common import (
     EXIT_FAILED,
     SetOptions,
     TenantOption,
+    Yes,
     command,
+    confirm,
     create_group,
     list_conversation_ids,
     open_store,
@@ -28,14 +30,14 @@ from quire.cli.output import (
     print_note,
     show_progress,
 )
-from quire.errors import InvalidRequest
+from quire.errors import InvalidRequest, StoreError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from quire.schemas.records import TenantListSchema
 
-app = create_group("List, export and import whole tenants.")
+app = create_group("List, export, import and purge whole tenants.")
 
 COMPRESSION_LEVEL = 6
 MAX_TIME = 2**63 - 1
@@ -126,3 +128,37 @@ async def import_(
     conversations = pluralize(document.conversations, "conversation")
     text = f"Imported {conversations} with {document.rows:,} rows as {tenant}, and verified them."
     return Result(document, text if not faults else "", exit_code=EXIT_FAILED if faults else 0)
+
+
+@command(app, "quire tenant purge observatory --yes")
+async def purge(
+    tenant: Annotated[str, typer.Argument(help="The tenant to delete.")],
+    *,
+    yes: Yes = False,
+    overrides: SetOptions = None,
+) -> Result:
+    """Permanently delete a tenant: conversations, files, keys, memories, costs, search index and audit trail.
+
+    Stop using the tenant first. On PostgreSQL the database URL must be the owner's, as for `quire db upgrade`. Backups
+    and archives still have the tenant.
+    """
+    from quire.schemas.records import PurgedTenantSchema
+
+    async with open_store(overrides) as store:
+        if not yes:
+            confirm(f"Permanently delete the tenant {tenant} with all its conversations?")
+        try:
+            with show_progress("Purging"):
+                purged = await store.for_tenant(tenant).purge_tenant()
+        except StoreError as error:
+            if "permission denied" not in str(error):
+                raise
+            raise InvalidRequest(
+                "The role of this database URL may not delete entries. Name the owner's with "
+                "--set database_url=postgresql://owner@host/database."
+            ) from error
+    document = PurgedTenantSchema(tenant=tenant, conversations=purged.conversations, rows=purged.rows)
+    if not document.rows:
+        raise InvalidRequest(f"There is no tenant {tenant}. `quire tenant list` lists those with conversations.")
+    conversations = pluralize(document.conversations, "conversation")
+    return Result(document, f"Deleted the tenant {tenant}: {conversations}, {document.rows:,} rows.")

@@ -127,6 +127,12 @@ class TenantArchiveSchema(JsonModel):
     skipped_keys: int = Field(description="API keys that were left out: another tenant of the database has them.")
 
 
+class PurgedTenantSchema(JsonModel):
+    tenant: str
+    conversations: int
+    rows: int
+
+
 class EntryLocationSchema(JsonModel):
     conversation: str
     branch: int

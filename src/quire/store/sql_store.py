@@ -51,7 +51,7 @@ from quire.store import integrity
 from quire.store.all_tenants import AllTenants
 from quire.store.backtests import Backtests
 from quire.store.purge import count_value_rows, erase_value, purge_entries
-from quire.store.tenant_archive import export_tenant, import_tenant
+from quire.store.tenant_archive import export_tenant, import_tenant, purge_tenant
 from quire.store.turn_records import append_items, record_reply
 from quire.turns.background_responses import BackgroundRequests
 from quire.turns.events import TurnEvents
@@ -209,6 +209,7 @@ class SqlStore(StorePart):
     has_purged_content = read_inline(has_purged_content)
     export_tenant = read_bulk(export_tenant)
     import_tenant = write_bulk(import_tenant)
+    purge_tenant = _erase(purge_tenant)
     verify_tenant = read_bulk(integrity.verify_tenant)
     verify_conversation = read_bulk(integrity.verify_conversation)
 
