@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow
 
 SESSIONS, COMPACTIONS = (4, 13) if IS_FULL_SIZE else (1, 3)
 """Sessions of each kind, and compactions of each."""
-GEMINI_COMPACTIONS = 3 if IS_FULL_SIZE else 1
+GEMINI_COMPACTIONS = 3 if IS_FULL_SIZE else 2
 """Compactions of a session of Gemini CLI, which needs a process for each."""
 REPLAYED_REQUESTS = 500 if IS_FULL_SIZE else 60
 """Requests without a compaction, of each agent and scope."""

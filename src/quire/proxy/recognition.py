@@ -34,7 +34,7 @@ from quire.proxy.client_compactions import (
     locate_covered,
 )
 from quire.store import SqlStore
-from quire.wire.agent_boilerplate import GEMINI_CLI, SESSION_CONTEXT_OPENING
+from quire.wire.agent_boilerplate import GEMINI_CLI, GEMINI_SUMMARY_ANSWER, SESSION_CONTEXT_OPENING
 from quire.wire.client_messages import ClientMessage, ParsedMessage, compute_client_paths, normalize_message
 from quire.wire.codec import ClientRequest
 from quire.wire.compaction_blocks import find_compaction_block, read_sealed
@@ -383,7 +383,9 @@ async def _recognize_compaction(
         return None
     index, reply, is_certain = found
     branch, last = located
-    start = end = index + 1
+    # Gemini CLI answers every summary itself with the same words, which are no message that it kept.
+    is_answered = messages[index + 1 :] and messages[index + 1].message.text == GEMINI_SUMMARY_ANSWER
+    start = end = index + (2 if is_answered else 1)
     overlap = await _match_overlap(store, branch, messages[start:], size=size)
     recorded = await find_recorded(store, branch, reply)
     if overlap is None and not is_certain and recorded is None:

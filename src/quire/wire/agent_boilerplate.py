@@ -32,6 +32,8 @@ CODEX_SUMMARY_OPENING = "Another language model started to solve this problem an
 GEMINI_SUMMARY_OPENINGS = ("<state_snapshot>", "<scratchpad>")
 SUMMARY_OPENINGS = (CLAUDE_SUMMARY_OPENING, CODEX_SUMMARY_OPENING, *GEMINI_SUMMARY_OPENINGS)
 """Starts of the texts in which agents put that summary. web/src/lib/clientCompactions.ts has them, too."""
+GEMINI_SUMMARY_ANSWER = "Got it. Thanks for the additional context!"
+"""The reply after a summary in the list of Gemini CLI, which no model wrote."""
 OPENCODE_SUMMARY_QUESTION = "What did we do so far?"
 """The message before opencode's summary, which is a reply in its list."""
 
