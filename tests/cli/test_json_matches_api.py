@@ -93,7 +93,7 @@ def test_conversations_memories_and_keys(home: CliHome):
     [printed, _] = run_json("conversation", "list")["conversations"]
     detail = get_json(CONVERSATION)
     assert printed == {name: detail[name] for name in printed.keys() & detail.keys()} | {"entries": 12}
-    assert printed.keys() >= detail.keys() - {"cost_usd", "sub_agents", "unpriced_requests"}
+    assert printed.keys() >= detail.keys() - {"can_share", "cost_usd", "sub_agents", "unpriced_requests"}
     assert run_json("memory", "list")["memories"] == get_json("/api/memories")["items"]
     listed = get_json("/api/keys")["items"]
     assert run_json("key", "list")["keys"] == listed
