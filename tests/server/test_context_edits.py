@@ -225,6 +225,19 @@ async def test_a_pinned_message_comes_back_in_the_first_request_after_a_compacti
         assert "Part 1: " not in provider.requests[-1].raw.decode()
 
 
+async def test_a_pinned_message_stays_in_the_list_on_another_server(store: SqlStore):
+    async with run_agent_gateway(store, "messages") as (harness, provider):
+        conversation, items = await compact_session(harness, provider)
+        await send_as_agent(harness, items)
+        items += [*make_answer("messages", "Noted.", ""), *make_question("messages", "Go on.")]
+        settings: Any = {"upstreams": {"*": {"base_url": provider.openai_url, "speaks": ["messages"]}}}
+        async with run_gateway(store, provider.openai_url, **settings) as other:
+            await other.http.post(f"/api/conversations/{conversation}/pins", json={"seq": 3})
+            await send_as_agent(other, items)
+        sent = provider.requests[-1].raw.decode()
+        assert [f"Part {number}: " in sent for number in range(3)] == [True, True, False]
+
+
 async def test_a_pinned_call_is_quoted_with_its_arguments(store: SqlStore):
     """What an agent wrote into a file is in the arguments of a call."""
     async with run_agent_gateway(store, "messages") as (harness, provider):

@@ -355,5 +355,7 @@ def _sum_thinking(entries: Sequence[Entry], counter: MessageCounter) -> int:
 
 def _find_list_start(manifest: Manifest) -> int:
     """Number of the first stored message in the client's list."""
-    spans = [row.span for row in manifest.included if row.kind == "message" and row.reason != "restored"]
+    spans = [
+        row.span for row in manifest.included if row.kind == "message" and row.reason not in ("pinned", "restored")
+    ]
     return min((span.first for span in spans if span is not None), default=1)

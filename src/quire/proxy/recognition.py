@@ -528,7 +528,7 @@ async def _continue_branch(
         head_path=branch.head_path,
         stored_end=stored_end,
         stored_start=forwarded.get("unrecorded_messages") or 0 if compaction is not None else 0,
-        entry_range=(_find_list_start(manifest) if compaction is not None else 1, seq),
+        entry_range=(_find_list_start(manifest, compaction) if compaction is not None else 1, seq),
         compaction=compaction,
         client_path=paths[stored_end - 1],
         recorded_tokens=recorded_tokens,
@@ -536,10 +536,11 @@ async def _continue_branch(
     )
 
 
-def _find_list_start(manifest: Mapping[str, Any]) -> int:
-    """Number of the first stored message in the client's list."""
-    spans = (row.get("span") for row in manifest["decisions"] if row["kind"] == "message" and row["included"])
-    return min((span["first"] for span in spans if span is not None), default=1)
+def _find_list_start(manifest: Mapping[str, Any], compaction: int) -> int:
+    """Number of the first stored message in the client's list: edits add others to what is sent."""
+    rows = (row for row in manifest["decisions"] if row["kind"] == "message" and row["included"])
+    spans = (row.get("span") for row in rows if row["reason"] not in ("pinned", "restored"))
+    return min((span["first"] for span in spans if span is not None), default=compaction + 1)
 
 
 async def _get_or_create_fork(store: SqlStore, branch: Branch, at: int) -> Branch:
