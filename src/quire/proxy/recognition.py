@@ -383,7 +383,7 @@ async def _recognize_compaction(
         return None
     index, reply, is_certain = found
     branch, last = located
-    # Gemini CLI answers every summary itself with the same words, which are no message that it kept.
+    # Gemini CLI answers every summary itself with the same words, which are no stored message.
     is_answered = messages[index + 1 :] and messages[index + 1].message.text == GEMINI_SUMMARY_ANSWER
     start = end = index + (2 if is_answered else 1)
     overlap = await _match_overlap(store, branch, messages[start:], size=size)
