@@ -157,7 +157,7 @@ async def purge(
                 "The role of this database URL may not delete entries. Name the owner's with "
                 "--set database_url=postgresql://owner@host/database."
             ) from error
-    document = PurgedTenantSchema(tenant=tenant, conversations=purged.conversations, rows=purged.rows)
+    document = PurgedTenantSchema(tenant=tenant, **purged._asdict())
     if not document.rows:
         raise InvalidRequest(f"There is no tenant {tenant}. `quire tenant list` lists those with conversations.")
     conversations = pluralize(document.conversations, "conversation")

@@ -227,6 +227,13 @@ class IntegrityFault(NamedTuple):
     problem: str
 
 
+class TenantPurge(NamedTuple):
+    """What a purge of a tenant deleted."""
+
+    conversations: int
+    rows: int
+
+
 class ValuePurge(NamedTuple):
     """What a purge by value erased, and what it could not."""
 

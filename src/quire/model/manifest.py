@@ -50,6 +50,9 @@ PROVIDER_REASONS: frozenset[DecisionReason] = frozenset(("cleared_by_provider", 
 """Reasons of what was sent, and what the provider left out on its side. These decisions are added to the ones on what
 was sent."""
 
+EDIT_REASONS: frozenset[DecisionReason] = frozenset(("pinned", "restored"))
+"""Reasons of messages that a user's edits add to the list that a client sends."""
+
 DecisionKind = Literal["instructions", "rule", "tool", "memory", "reference", "summary", "message", "document"]
 
 

@@ -15,7 +15,7 @@ from quire.model import BranchState, Compaction, Decision, Entry, Manifest, Span
 from quire.model.base import JsonObject
 from quire.model.ids import now
 from quire.model.json_values import get_object
-from quire.model.manifest import FITTED_FORMS
+from quire.model.manifest import EDIT_REASONS, FITTED_FORMS
 from quire.model.messages import ThinkingPart
 from quire.proxy.edited_requests import (
     COLD_CACHE_FACTOR,
@@ -354,8 +354,7 @@ def _sum_thinking(entries: Sequence[Entry], counter: MessageCounter) -> int:
 
 
 def _find_list_start(manifest: Manifest) -> int:
-    """Number of the first stored message in the client's list."""
-    spans = [
-        row.span for row in manifest.included if row.kind == "message" and row.reason not in ("pinned", "restored")
-    ]
-    return min((span.first for span in spans if span is not None), default=1)
+    """Number of the first stored message in the client's list; it may have none after a summary."""
+    spans = [row.span for row in manifest.included if row.kind == "message" and row.reason not in EDIT_REASONS]
+    compaction = manifest.forwarded.compaction if manifest.forwarded is not None else None
+    return min((span.first for span in spans if span is not None), default=(compaction or 0) + 1)

@@ -24,7 +24,7 @@ from quire.log import MAIN_BRANCH, Branch, BranchMatch, ConversationOrigin
 from quire.model import CHAIN_ROOT, Entry, TextPart
 from quire.model.ids import new_id
 from quire.model.json_values import filter_objects, get_text, is_object
-from quire.model.manifest import FITTED_FORMS
+from quire.model.manifest import EDIT_REASONS, FITTED_FORMS
 from quire.proxy.client_compactions import (
     build_compaction,
     find_recorded,
@@ -539,7 +539,7 @@ async def _continue_branch(
 def _find_list_start(manifest: Mapping[str, Any], compaction: int) -> int:
     """Number of the first stored message in the client's list: edits add others to what is sent."""
     rows = (row for row in manifest["decisions"] if row["kind"] == "message" and row["included"])
-    spans = (row.get("span") for row in rows if row["reason"] not in ("pinned", "restored"))
+    spans = (row.get("span") for row in rows if row["reason"] not in EDIT_REASONS)
     return min((span["first"] for span in spans if span is not None), default=compaction + 1)
 
 

@@ -2,7 +2,8 @@
 
 The digests of entries stay, so the hash chain still verifies. A purge by value erases one text, such as a leaked key,
 from every row of a tenant. Whatever contains the value is purged as a whole: messages and compactions with everything
-derived from them, memories, blobs, indexed documents; titles and names are cleared.
+derived from them, memories, blobs, indexed documents; titles and names are cleared. A purge of a tenant deletes its
+rows.
 """
 
 import json
@@ -23,7 +24,7 @@ from quire.log import blobs, conversations, ledger, reads, transcripts
 from quire.log.observations import delete_observations
 from quire.log.request_bodies import BodyReader, delete_bodies, list_conversations
 from quire.log.row_digests import ROW_DIGEST, with_row_digest
-from quire.log.types import MAIN_BRANCH, Branch, Memory, ValuePurge
+from quire.log.types import MAIN_BRANCH, Branch, Memory, TenantPurge, ValuePurge
 from quire.model import Compaction, Decision, Entry, Manifest, Message
 from quire.model.entry_bodies import purge_body
 from quire.model.ids import now
@@ -408,3 +409,13 @@ def _delete_rows(connection: Connection, tenant: str, table_name: str, rows: Seq
         case _:
             return False
     return True
+
+
+def purge_tenant(connection: Connection, tenant: str) -> TenantPurge:
+    """Deletes every row of the tenant, with its keys, costs and audit trail.
+
+    On PostgreSQL only the owner of the tables may do that: the role of the application cannot delete entries.
+    """
+    tables = [table for table in reversed(metadata.sorted_tables) if "tenant" in table.c]
+    rows = {table: connection.execute(delete(table).where(table.c.tenant == tenant)).rowcount for table in tables}
+    return TenantPurge(conversations=rows[schema.conversations], rows=sum(rows.values()))

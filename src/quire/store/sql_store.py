@@ -50,8 +50,8 @@ from quire.settings.schema import TenantMasking
 from quire.store import integrity
 from quire.store.all_tenants import AllTenants
 from quire.store.backtests import Backtests
-from quire.store.purge import count_value_rows, erase_value, purge_entries
-from quire.store.tenant_archive import export_tenant, import_tenant, purge_tenant
+from quire.store.purge import count_value_rows, erase_value, purge_entries, purge_tenant
+from quire.store.tenant_archive import export_tenant, import_tenant
 from quire.store.turn_records import append_items, record_reply
 from quire.turns.background_responses import BackgroundRequests
 from quire.turns.events import TurnEvents

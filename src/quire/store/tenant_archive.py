@@ -1,5 +1,4 @@
-"""Archive of a whole tenant: the rows of its tables as JSON Lines, for a backup or a move to another database. And its
-removal.
+"""Archive of a whole tenant: the rows of its tables as JSON Lines, for a backup or a move to another database.
 
 Derived rows are included, so that search works at once. Vectors of passages are not, because their type depends on the
 database: they are computed again. Background responses, leases, live events, rate limits and reserved
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import Column, Connection, Table, delete, select, tuple_
+from sqlalchemy import Column, Connection, Table, select, tuple_
 
 from quire.db.dialects import insert_rows, insert_tuples
 from quire.db.migrate import SCHEMA_VERSION
@@ -144,18 +143,6 @@ def _import_lines(connection: Connection, tenant: str, lines: Iterable[str]) -> 
             insert_tuples(connection, table, names, rows)
         counts[table.name] += len(rows)
     raise ImportFailed("The archive is incomplete: its last line is missing. Nothing was imported.")
-
-
-def purge_tenant(connection: Connection, tenant: str) -> TenantArchive:
-    """Deletes every row of the tenant, with its keys, costs and audit trail, as if it had never been there.
-
-    On PostgreSQL only the owner of the tables may do that: the role of the application cannot delete entries.
-    """
-    counts = Counter[str]()
-    for table in reversed(metadata.sorted_tables):
-        if "tenant" in table.c:
-            counts[table.name] = connection.execute(delete(table).where(table.c.tenant == tenant)).rowcount
-    return TenantArchive(tenant, counts[conversations.name], counts.total())
 
 
 def _encode_bytes(value: object) -> dict[str, str]:

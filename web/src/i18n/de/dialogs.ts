@@ -12,7 +12,7 @@ export const dialogs: typeof english = {
   shareTitle: "Diese Unterhaltung teilen",
   shareText: "Wer den Link hat, meldet sich an und liest die Unterhaltung als Text mit verdeckten Geheimnissen, ohne sie ändern zu können.",
   shareWith: "Wer sie lesen darf",
-  shareNobody: "Nur ich",
+  sharePrivate: "Nur ich",
   shareEveryone: "Alle, die sich hier anmelden",
   sharePeople: "Diese Personen",
   shareAddresses: "E-Mail-Adressen, durch Kommas getrennt",

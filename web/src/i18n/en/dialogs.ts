@@ -11,9 +11,9 @@ const forms = {
 export const dialogs = {
   share: "Share",
   shareTitle: "Share this conversation",
-  shareText: "Who has the link signs in and reads the conversation as text, with secrets masked, and cannot change it.",
+  shareText: "Readers open the link and sign in. They see the conversation as text with secrets masked, and cannot change it.",
   shareWith: "Who may read it",
-  shareNobody: "Only me",
+  sharePrivate: "Only me",
   shareEveryone: "Everyone who signs in here",
   sharePeople: "These people",
   shareAddresses: "Email addresses, separated by commas",
