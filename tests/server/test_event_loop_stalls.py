@@ -23,11 +23,12 @@ from openapi_helpers import list_operations
 from server_helpers import ScriptedAgent
 
 from infra.sizes import IS_FULL_SIZE
-from quire.concurrency.worker_threads import MAX_EVENT_LOOP_BYTES
+from quire.concurrency.worker_threads import MAX_EVENT_LOOP_BYTES, use_worker_process
 from quire.mcp_server.access import HistoryAccess
 from quire.mcp_server.arguments import TOOLS, parse_arguments
 from quire.mcp_server.tools import run_tool
 from quire.model import Entry, Message, TextPart, ToolCallPart, ToolResultPart
+from quire.server.process_memory import shorten_collections
 from quire.server.state import ServerState
 from quire.server.telemetry.metrics import read_cpu_wait_seconds
 
@@ -206,7 +207,16 @@ async def test_long_messages_are_read_in_threads_after_they_were_stored(
     assert on_event_loop == []
 
 
+@pytest.fixture
+async def server_process() -> AsyncIterator[None]:
+    """What the process of a server has: one more for long work, and short garbage collections."""
+    with use_worker_process():
+        async with shorten_collections():
+            yield
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("server_process")
 async def test_no_route_and_no_tool_stalls_the_event_loop(
     app: FastAPI, client: httpx2.AsyncClient, server_state: ServerState, scripted: ScriptedAgent
 ):

@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 from pydantic_core import from_json
 
 from quire.compaction.lost_facts import LostFacts, find_lost_facts
-from quire.concurrency.worker_threads import run_sized
+from quire.concurrency.worker_threads import measure_entries, run_sized
 from quire.errors import EntryNotFound
 from quire.log import ConversationRecord
 from quire.model import Entry, Manifest, Message, TextPart
@@ -57,15 +57,19 @@ async def find_client_compactions(
             entries = await store.read_range(record.id, branch=branch.number, first=first, kinds=["message"])
             room -= len(entries)
             own |= {(record.id, entry.branch, entry.seq): entry for entry in entries}
-    summaries = [
-        (prompt, reply)
-        for (name, branch, seq), prompt in own.items()
-        if prompt.role == "user"
-        and any(map(_starts_prompt, prompt.message.parts))
-        and (reply := _find_reply(own, name, branch, seq)) is not None
-        and reply.created_at >= since
-    ]
-    summaries.sort(key=lambda each: each[1].created_at)
+
+    def find_summaries() -> list[tuple[Entry, Entry]]:
+        summaries = [
+            (prompt, reply)
+            for (name, branch, seq), prompt in own.items()
+            if prompt.role == "user"
+            and any(map(_starts_prompt, prompt.message.parts))
+            and (reply := _find_reply(own, name, branch, seq)) is not None
+            and reply.created_at >= since
+        ]
+        return sorted(summaries, key=lambda each: each[1].created_at)
+
+    summaries = await run_sized(measure_entries(own.values()), find_summaries)
     found: list[ClientCompaction] = []
     for number, (prompt, reply) in enumerate(summaries):
         earlier = summaries[number - 1][1] if number else None
@@ -95,29 +99,24 @@ async def _compare(
     if following is not None and sent is not None and sent.forwarded is not None and sent.forwarded.unrecorded_messages:
         # Codex repeats messages of the user's before its summary, which the log has on the covered branch only.
         body = await store.get_request_body(following.conversation, following.seq, branch=following.branch)
-    removed = [(entry.seq, remove_boilerplate(entry.message)) for entry in covered if entry.seq < prompt.seq]
-    question = [part for part in prompt.message.parts if not _starts_prompt(part)]
-    removed += (
-        [(prompt.seq, remove_boilerplate(prompt.message.model_copy(update={"parts": tuple(question)})))]
-        if question
-        else []
-    )
-    replaces_summary = (
-        manifest is not None and manifest.forwarded is not None and manifest.forwarded.unrecorded_messages
-    )
-    # Codex continues from a summary in a message of the user's.
-    opened = {entry.seq for entry in covered if entry.message.text.startswith(CODEX_SUMMARY_OPENING)}
-    summaries = [(seq, message.text) for seq, message in removed if seq in opened]
-    if earlier is not None and replaces_summary:
-        # The summary before this one, which the log has only as a reply.
-        summaries.append((earlier.seq, extract_summary(earlier.message.text)))
-    texts = [extract_summary(reply.message.text)]
-    texts += [_join_texts(remove_boilerplate(entry.message)) for entry in remaining]
-    size = sum(len(entry.raw) for entry in (*covered, *remaining, reply)) + len(body or b"")
 
-    def find() -> LostFacts:
-        return find_lost_facts(removed, chain(texts, _list_texts(body or b"{}")), summaries=summaries)
+    def find() -> tuple[int, LostFacts]:
+        messages = {entry.seq: entry.message for entry in covered}
+        removed = [(seq, remove_boilerplate(message)) for seq, message in messages.items() if seq < prompt.seq]
+        if question := tuple(part for part in prompt.message.parts if not _starts_prompt(part)):
+            removed.append((prompt.seq, remove_boilerplate(prompt.message.model_copy(update={"parts": question}))))
+        # Codex continues from a summary in a message of the user's.
+        opened = {seq for seq, message in messages.items() if message.text.startswith(CODEX_SUMMARY_OPENING)}
+        summaries = [(seq, message.text) for seq, message in removed if seq in opened]
+        if earlier is not None and manifest and manifest.forwarded and manifest.forwarded.unrecorded_messages:
+            # The summary before this one, which the log has only as a reply.
+            summaries.append((earlier.seq, extract_summary(earlier.message.text)))
+        texts = [extract_summary(reply.message.text)]
+        texts += [_join_texts(remove_boilerplate(entry.message)) for entry in remaining]
+        return len(removed), find_lost_facts(removed, chain(texts, _list_texts(body or b"{}")), summaries=summaries)
 
+    size = measure_entries((*covered, *remaining, reply)) + len(body or b"")
+    removed, lost = await run_sized(size, find)
     seqs = [entry.seq for entry in covered]
     return ClientCompaction(
         conversation=reply.conversation,
@@ -126,8 +125,8 @@ async def _compare(
         created_at=reply.created_at,
         first=min(seqs, default=prompt.seq),
         last=max(seqs, default=prompt.seq),
-        messages=len(removed),
-        lost=await run_sized(size, find),
+        messages=removed,
+        lost=lost,
     )
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
-from quire.concurrency.worker_threads import run_sized
+from quire.concurrency.worker_threads import measure_entries, run_sized
 from quire.ledger.cache_breaks import CacheBreak, CachedRequest, find_cache_break
 from quire.ledger.replay import check_sent_body
 from quire.log.types import MAIN_BRANCH
@@ -68,12 +69,11 @@ async def load_cache_report(
     """Compares the newest requests of a branch, or with `reply` only the request of that reply with the one before."""
     last = reply if reply is not None else (await store.get_branch(conversation, branch)).head_seq
     first = max(1, last - MAX_WALKED_ENTRIES + 1)
-    entries = await store.read_range(
-        conversation, branch=branch, first=first, last=last, kinds=["message", "epoch", "compaction"]
-    )
+    read = partial(store.read_range, conversation, branch=branch, first=first, last=last)
+    entries = [*await read(kinds=["message"], roles=["assistant"]), *await read(kinds=["epoch", "compaction"])]
     limit = MAX_WALKED_REQUESTS if reply is None else 2
     manifests = dict(await store.list_manifests(conversation, branch=branch, limit=limit, last=last))
-    requests = _list_requests(entries, manifests)[-limit:]
+    requests = (await run_sized(measure_entries(entries), _list_requests, entries, manifests))[-limit:]
     branches = {entry.seq: entry.branch for entry in entries}
     if reply is not None and (not requests or requests[-1].reply != reply):
         requests = []
@@ -142,7 +142,12 @@ async def _find_last_request(
     seq, manifest = manifests[0]
     entries = await store.get_entries(last.conversation, [seq], branch=last.number)
     bodies = await store.get_request_bodies(last.conversation, [seq], branch=last.number)
-    requests = [_add_body(each, bodies.get(seq), manifest) for each in _list_requests(entries, {seq: manifest})]
+    body = bodies.get(seq)
+
+    def build() -> list[CachedRequest]:
+        return [_add_body(each, body, manifest) for each in _list_requests(entries, {seq: manifest})]
+
+    requests = await run_sized(measure_entries(entries) + len(body or b""), build)
     if not requests:
         return None
     return replace(requests[0], conversation=last.conversation if last.conversation != conversation else None)
@@ -160,11 +165,12 @@ def _list_requests(entries: Sequence[Entry], manifests: dict[int, Manifest]) -> 
     """The requests of the entries, oldest first, without their bodies. An imported reply has a usage at most."""
     requests: list[CachedRequest] = []
     epoch = compaction = None
-    for entry in entries:
-        if isinstance(entry.body, ContextEpoch):
-            epoch = entry.seq if entry.body.changes_in_place else epoch
-        elif entry.kind == "compaction":
+    for entry in sorted(entries, key=lambda each: each.seq):
+        if entry.kind == "compaction":
             compaction = entry.seq
+        elif entry.kind != "message":
+            body = entry.body
+            epoch = entry.seq if isinstance(body, ContextEpoch) and body.changes_in_place else epoch
         elif entry.role == "assistant":
             usage, manifest = entry.metadata.usage, manifests.get(entry.seq)
             if manifest is None and usage is None:
