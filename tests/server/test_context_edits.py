@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from gateway_fixtures import GatewayHarness, run_gateway
 
-from infra.scripted_provider import ScriptedProvider, ScriptedReply, play, run_scripted_provider
+from infra.scripted_provider import ProviderRequest, ScriptedProvider, ScriptedReply, play, run_scripted_provider
 from proxy.client_lists import Item, make_answer, make_calls, make_question, make_results
 from quire.model import Compaction, ContextEpoch, Entry
 from quire.proxy.edited_requests import ListEditor
@@ -280,7 +280,7 @@ async def test_a_message_that_the_agent_kept_is_not_restored_again(store: SqlSto
     async with run_agent_gateway(store, "messages") as (harness, provider):
         items: list[Item] = []
         for number in range(6):
-            items += make_question("messages", f"Part {number}: " + "é" * 300)
+            items += make_question("messages", f"Part {number}: " + "tide " * 300)
             await send_as_agent(harness, items)
             items += make_answer("messages", "Noted.", "")
         provider.script = play(ScriptedReply(SUMMARY), ScriptedReply("Noted."))
@@ -350,6 +350,26 @@ async def test_a_purged_message_is_in_no_later_request(store: SqlStore):
         await send_as_agent(harness, items)
         assert "Part 1: " in provider.requests[-1].raw.decode()
         assert "Part 2: " not in provider.requests[-1].raw.decode()
+
+
+async def test_a_restore_stays_below_the_tokens_that_made_the_agent_compact(store: SqlStore):
+    """They are the provider's, and may be far fewer than Quire counts."""
+
+    def count(request: ProviderRequest) -> int:
+        return len(request.raw.decode()) // 4
+
+    async with run_agent_gateway(store, "messages") as (harness, provider):
+        provider.count_tokens = count
+        conversation, items = await compact_session(harness, provider)
+        limit = count(provider.requests[-1])
+        await send_as_agent(harness, items)
+        items += [*make_answer("messages", "Noted.", ""), *make_question("messages", "why " * (limit * 4 // 5))]
+        await send_as_agent(harness, items)
+        for path in ("pins/1", "compaction"):
+            assert (await harness.http.delete(f"/api/conversations/{conversation}/{path}")).status_code == 200
+        items += [*make_answer("messages", "Noted.", ""), *make_question("messages", "Go on.")]
+        await send_as_agent(harness, items)
+        assert count(provider.requests[-1]) <= limit
 
 
 async def test_a_redone_compaction_gives_the_agent_its_own_list_again(store: SqlStore):

@@ -12,7 +12,6 @@ from quire.model import Compaction, Span
 from quire.settings import Settings
 from quire.store import SqlStore
 
-USAGE = {"input_tokens": 9_000, "output_tokens": 100, "total_tokens": 9_100}
 ITEM = {"id": "cmp_1", "type": "compaction", "encrypted_content": "sealed-words"}
 KINDS = ("in a response", "on demand")
 
@@ -37,17 +36,19 @@ HISTORY = [
 async def answer(request: UpstreamRequest) -> None:
     """Compacts on demand, or in the response to `Look again.`; else it answers."""
     newest = str(request.body["input"][-1])
+    tokens = len(str(request.body["input"])) // 4
+    usage = {"input_tokens": tokens, "output_tokens": 100, "total_tokens": tokens + 100}
     output = [HISTORY[-1]]
     if request.path.endswith("/compact"):
         kept = [each for each in request.body["input"] if each["role"] == "user"]
         body = {"id": "resp_c", "object": "response.compaction", "created_at": 1, "output": [*kept, ITEM]}
-        await request.respond({**body, "usage": USAGE})
+        await request.respond({**body, "usage": usage})
         return
     if "Look again." in newest:
         output = [ITEM, say("assistant", "Looked.")]
     elif "And now?" in newest:
         output = [say("assistant", "Done.")]
-    response = {"id": "resp_1", "object": "response", "status": "completed", "model": "gpt-5", "usage": USAGE}
+    response = {"id": "resp_1", "object": "response", "status": "completed", "model": "gpt-5", "usage": usage}
     await request.respond({**response, "output": output})
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import cast
+from typing import NamedTuple, cast
 
 from quire.concurrency.worker_threads import run_sized
 from quire.engine import Engine
@@ -50,8 +50,6 @@ STUB_TOKENS = 40
 """Tokens of a stub, approximately."""
 MAX_RESTORED_SHARE = 0.5
 """Share of the room below the client's limit that restored messages take; the rest is for its next messages."""
-MAX_ROUND_ENTRIES = 200
-"""Entries before a compaction among which the reply is that made the client compact."""
 MANUAL_COMPACTION = b"<command-name>/compact"
 """What Claude Code adds to its list after a compaction that the user started."""
 
@@ -348,25 +346,53 @@ async def measure_restorable_tokens(
     """Tokens of covered messages that may come back in addition to a list of this number of tokens.
 
     The client compacts by the tokens that its provider reports: the newest list before the compaction had too
-    many, unless the user had it compact. Both lists are compared as Quire counts their messages. `place` is the
-    conversation, branch and number of the compaction.
+    many, unless the user had it compact. Quire's counts of both lists are corrected by what the provider reported.
+    `place` is the conversation, branch and number of the compaction.
     """
     conversation, branch, seq = place
-    entries = await store.read_range(
-        conversation, branch=branch, first=max(1, seq - MAX_ROUND_ENTRIES), last=seq, kinds=["message"]
-    )
-    reply = next((entry.seq for entry in reversed(entries) if entry.role == "assistant"), seq)
-    limit = policy.trigger_tokens
-    try:
-        manifest = await store.get_manifest(conversation, reply, branch=branch)
-    except EntryNotFound:
+    before = await _read_sent_tokens(store, conversation, branch, last=seq)
+    after = await _read_sent_tokens(store, conversation, branch, first=seq + 1)
+    limit, scale = policy.trigger_tokens, 1.0
+    if before is None:
         limit = min(limit, compaction.tokens_before or limit)
     else:
-        limit -= sum(row.tokens for row in manifest.included if row.kind != "message")
-        sent = sum(row.tokens for row in manifest.included if row.kind == "message")
-        sent -= sum(row.tokens - STUB_TOKENS for row in manifest.excluded if row.reason == "dropped")
-        limit = limit if is_manual else min(limit, sent)
-    return int(max(0, limit - list_tokens) * MAX_RESTORED_SHARE)
+        limit = limit if is_manual else min(limit, before.reported_tokens)
+        scale = min(scale, before.tokens / before.reported_tokens)
+        list_tokens += before.other_tokens
+    list_tokens += after.reported_tokens - after.tokens if after is not None else 0
+    return int(max(0, limit - list_tokens) * scale * MAX_RESTORED_SHARE)
+
+
+class SentTokens(NamedTuple):
+    """Tokens of a request that was sent."""
+
+    tokens: int
+    """As Quire counts them."""
+    reported_tokens: int
+    """As the provider reported them, or else as Quire counts them."""
+    other_tokens: int
+    """Of instructions and tools, as Quire counts them."""
+
+
+async def _read_sent_tokens(
+    store: SqlStore, conversation: str, branch: int, *, first: int = 1, last: int | None = None
+) -> SentTokens | None:
+    """Those of the request of the newest reply from `first` to `last`."""
+    replies = await store.read_tail(conversation, 1, branch=branch, last=last, kinds=["message"], roles=["assistant"])
+    if not replies or replies[0].seq < first:
+        return None
+    try:
+        manifest = await store.get_manifest(conversation, replies[0].seq, branch=branch)
+    except EntryNotFound:
+        return None
+    tokens = sum(row.tokens for row in manifest.included)
+    tokens -= sum(row.tokens - STUB_TOKENS for row in manifest.excluded if row.reason == "dropped")
+    usage = replies[0].metadata.usage
+    return SentTokens(
+        tokens=tokens,
+        reported_tokens=(usage.input_tokens if usage is not None else 0) or max(1, tokens),
+        other_tokens=sum(row.tokens for row in manifest.included if row.kind != "message"),
+    )
 
 
 def choose_newest(entries: Sequence[Entry], max_tokens: int) -> Sequence[Entry]:
