@@ -111,6 +111,15 @@ async def test_a_repeated_count_adds_nothing(store: SqlStore) -> None:
     assert before.totals.input_tokens == 10
 
 
+async def test_an_imported_compaction_frees_nothing_if_only_the_tokens_before_it_are_known(store: SqlStore) -> None:
+    for name, after in {"a": 300, "b": 0}.items():
+        await store.create_conversation(name)
+        await store.append(name, make_question(), Compaction(number=1, tokens_before=1_000, tokens_after=after))
+    await count_everything(store)
+    totals = (await store.usage.read_report()).totals
+    assert (totals.compactions, totals.compacted_tokens) == (2, 700)
+
+
 async def test_the_turns_that_cost_most_come_first(store: SqlStore) -> None:
     for name, cost in {"a": 0.1, "b": 0.3, "c": 0.2}.items():
         await store.create_conversation(name)

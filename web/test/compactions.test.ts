@@ -28,6 +28,11 @@ test("a clearing says how many tool results it cleared", () => {
   expect(formatHeadline(entry!)).toBe("34 tool results cleared, 21,000 tokens freed");
 });
 
+test("what an imported compaction freed is not known if only the tokens before it are", () => {
+  const [entry] = listCompactions([compaction(20, 1, 1, 10, { tokens_before: 160_000, tokens_after: 0 })]);
+  expect(formatHeadline(entry!)).toBe("10 messages archived");
+});
+
 test("undoing a compaction makes the superseded one active", () => {
   const entries = listCompactions([compaction(20, 1, 1, 10), compaction(40, 2, 1, 30, { supersedes: 20 }), restore(41, 40)]);
   expect(entries.map((each) => each.status)).toEqual(["active", "undone"]);

@@ -233,7 +233,7 @@ def show_spinner(label: str) -> Generator[None]:
 
 def format_compaction(compaction: "Compaction") -> str:
     covers = compaction.covers
-    freed = max(0, compaction.tokens_before - compaction.tokens_after)
+    freed = compaction.freed_tokens
     change = f"#{covers.first} to #{covers.last} archived" if covers else "long messages shortened"
     if covers and compaction.trigger == "edit":
         change = f"you edited the summary of #{covers.first} to #{covers.last}"

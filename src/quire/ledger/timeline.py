@@ -329,13 +329,11 @@ def _to_events(entry: Entry) -> Iterator[TimelineEvent]:
     event = TimelineEvent(entry.seq, entry.created_at, cast(TimelineEventKind, entry.kind), "user")
     match entry.body:
         case Compaction() as body:
-            # Transcripts of Claude Code say what was before a compaction, not what was left.
-            freed = body.tokens_before - body.tokens_after if body.tokens_after else 0
             yield event._replace(
                 author=_find_author(body),
                 trigger=body.trigger,
                 span=body.covers,
-                freed_tokens=freed if freed > 0 else None,
+                freed_tokens=body.freed_tokens or None,
                 cost_usd=body.cost_usd,
             )
         case Restore(compaction=undone):

@@ -94,6 +94,11 @@ class Compaction(FrozenModel):
     """`cost_usd` is a lower bound: a price is not known."""
 
     @property
+    def freed_tokens(self) -> int:
+        """0 if it is not known: transcripts of Claude Code may say only what was before a compaction."""
+        return max(0, self.tokens_before - self.tokens_after) if self.tokens_after else 0
+
+    @property
     def is_sealed(self) -> bool:
         """Whether a client or a provider has a summary that only the provider can read."""
         return self.summary is None and self.trigger in ("client", "provider")

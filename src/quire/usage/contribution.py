@@ -151,8 +151,7 @@ class Contribution:
         entry = entry._replace(content_digest=None)
         if entry.kind == "compaction":
             compaction = cast(Compaction, entry.body)
-            freed = _clamp(compaction.tokens_before - compaction.tokens_after)
-            counts = Counter(compactions=1, compacted_tokens=freed)
+            counts = Counter(compactions=1, compacted_tokens=_clamp(compaction.freed_tokens))
             if compaction.usage is not None:
                 calls = list_billed_calls(compaction.usage)
                 cost = read_cost(compaction, calls, (compaction.usage.model, compaction.model), entry.created_at)

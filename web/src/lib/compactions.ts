@@ -41,7 +41,7 @@ export function listCompactions(entries: readonly Entry[]): CompactionEntry[] {
       status: "replaced",
       canRedo: false,
       archivedCount: countNewlyArchived(compaction, superseded?.compaction, entries),
-      freedTokens: Math.max(0, compaction.tokens_before - compaction.tokens_after),
+      freedTokens: countFreedTokens(compaction),
     });
     active = entry.seq;
     undoneLast = undefined;
@@ -49,6 +49,11 @@ export function listCompactions(entries: readonly Entry[]): CompactionEntry[] {
   if (undoneLast) undoneLast.canRedo = true;
   markActiveChain(bySeq, active);
   return [...bySeq.values()];
+}
+
+/** 0 if it is not known: an imported compaction may only have the tokens before it. */
+export function countFreedTokens({ tokens_before: before = 0, tokens_after: after = 0 }: Compaction): number {
+  return after > 0 ? Math.max(0, before - after) : 0;
 }
 
 /** Messages that a compaction covers and the superseded one did not: the numbers between them without those of events. */
@@ -82,7 +87,7 @@ export function formatHeadline({ compaction, archivedCount, freedTokens }: Compa
   if (cleared > 0) phrases.push(t("resultsCleared", cleared));
   const truncated = compaction.truncations?.length ?? 0;
   if (truncated > 0 && archivedCount === 0) phrases.push(t("textsShortened", truncated));
-  phrases.push(t("tokensFreed", freedTokens));
+  if (freedTokens > 0) phrases.push(t("tokensFreed", freedTokens));
   return phrases.join(", ");
 }
 

@@ -2,6 +2,7 @@
 
 import type { Entry, Part, ToolCallPart, ToolResultPart } from "../api/types";
 import { t } from "../i18n/language.svelte";
+import { countFreedTokens } from "./compactions";
 import { formatDollars, formatDuration } from "./format";
 import type { TimelineRequest, TurnTotals } from "./requestTimeline";
 import { readOutcome, type CallOutcome } from "./toolCalls";
@@ -110,7 +111,7 @@ function describeCompactions(group: StepGroup): string {
   const bodies = group.entries.flatMap((entry) => (entry.kind === "compaction" ? [entry.body] : []));
   if (bodies.length === 0) return "";
   const cleared = bodies.reduce((sum, body) => sum + (body.cleared_results ?? 0), 0);
-  const freed = bodies.reduce((sum, body) => sum + Math.max(0, (body.tokens_before ?? 0) - (body.tokens_after ?? 0)), 0);
+  const freed = bodies.reduce((sum, body) => sum + countFreedTokens(body), 0);
   const changes = cleared > 0 ? [t("resultsCleared", cleared)] : [t("compactionCount", bodies.length)];
-  return `; ${[...changes, t("tokensFreed", freed)].join(", ")}`;
+  return `; ${[...changes, ...(freed > 0 ? [t("tokensFreed", freed)] : [])].join(", ")}`;
 }

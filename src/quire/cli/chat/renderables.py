@@ -61,7 +61,7 @@ async def load_compaction_stats(store: "SqlStore", entry: "Entry") -> Compaction
     return CompactionStats(
         number=body.number,
         archived_messages=len(messages),
-        freed_tokens=max(0, body.tokens_before - body.tokens_after),
+        freed_tokens=body.freed_tokens,
         cleared_results=body.cleared_results or 0,
         shortened_messages=sum(each.message not in already for each in body.truncations or ()),
         failures=body.failures or (),

@@ -218,7 +218,7 @@ export const context: typeof english = {
     client: "vom Agenten vorgenommen",
   },
   compactionDetails: (value, time, trigger) => `Verdichtung ${value}, ${time}: ${trigger}.`,
-  tokensBeforeAfter: (before, after) => `${number(before)} Token vorher, ${number(after)} nachher.`,
+  tokensBeforeAfter: (before, after) => `${number(before)} Token vorher${after > 0 ? `, ${number(after)} nachher` : ""}.`,
   writtenByModel: (model) => `Geschrieben von ${model}.`,
   extractedWithoutModel: "Ohne Modell ausgezogen.",
   compactionCovers: "Sie umfasst {first} bis {last}.",

@@ -221,7 +221,8 @@ export const context = {
     client: "made by the agent",
   },
   compactionDetails: (value: number, time: string, trigger: string) => `Compaction ${value}, ${time}: ${trigger}.`,
-  tokensBeforeAfter: (before: number, after: number) => `${number(before)} tokens before, ${number(after)} after.`,
+  tokensBeforeAfter: (before: number, after: number) =>
+    `${number(before)} tokens before${after > 0 ? `, ${number(after)} after` : ""}.`,
   writtenByModel: (model: string) => `Written by ${model}.`,
   extractedWithoutModel: "Extracted without a model.",
   compactionCovers: "It covers {first} to {last}.",
