@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from bound_thinking import BoundThinking
@@ -139,7 +140,7 @@ async def test_a_restore_does_not_make_claude_code_compact_again(
 ):
     """Claude Code compacts by the tokens that the provider reports. Without the brake it does so again at once."""
     if not has_brake:
-        monkeypatch.setattr("quire.proxy.edited_requests.MAX_RESTORED_SHARE", 10)
+        monkeypatch.setattr("quire.proxy.edited_requests.measure_restorable_tokens", AsyncMock(return_value=10**6))
     provider.script = BoundThinking(call_and_summarize(run_commands([(10, 2_000), (1, 5), (CALLS_AFTER_RESTORE, 5)])))
     upstreams: Any = {"*": {"base_url": provider.openai_url, "speaks": ["messages"]}}
     async with run_gateway(store, provider.openai_url, upstreams=upstreams, context_limit=200_000) as harness:

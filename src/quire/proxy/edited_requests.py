@@ -352,15 +352,16 @@ async def measure_restorable_tokens(
     conversation, branch, seq = place
     before = await _read_sent_tokens(store, conversation, branch, last=seq)
     after = await _read_sent_tokens(store, conversation, branch, first=seq + 1)
-    limit, scale = policy.trigger_tokens, 1.0
+    limit, share = policy.trigger_tokens, MAX_RESTORED_SHARE
     if before is None:
         limit = min(limit, compaction.tokens_before or limit)
     else:
         limit = limit if is_manual else min(limit, before.reported_tokens)
-        scale = min(scale, before.tokens / before.reported_tokens)
+        # Covered messages are chosen by Quire's counts. If these are far too high, they may be right for some messages.
+        share = min(1.0, share * before.tokens / before.reported_tokens)
         list_tokens += before.other_tokens
     list_tokens += after.reported_tokens - after.tokens if after is not None else 0
-    return int(max(0, limit - list_tokens) * scale * MAX_RESTORED_SHARE)
+    return int(max(0, limit - list_tokens) * share)
 
 
 class SentTokens(NamedTuple):
