@@ -18,7 +18,7 @@ sys.path[:0] = [str(HERE.parents[1] / "web"), str(HERE.parents[1] / "tests")]
 from playwright.async_api import Browser, Page, async_playwright  # noqa: E402
 
 import demo  # noqa: E402
-from infra.agent_sessions import AgentSessions, create_agent_sessions  # noqa: E402
+from infra.agent_sessions import AgentSessions, create_agent_sessions, create_summarized_session  # noqa: E402
 from infra.journeys import WINDOW_TOKENS, create_journeys  # noqa: E402
 from infra.long_turn import QUESTION, make_steps  # noqa: E402
 from infra.picture_sessions import create_agent_turn, create_long_chat, import_claude_code_session  # noqa: E402
@@ -36,7 +36,11 @@ WIDE = {"width": 1360, "height": 860}
 PHONE = {"width": 390, "height": 800}
 
 
-async def main(*, only: str | None) -> None:
+GROUPS = ("page", "timeline", "agents", "backtest")
+
+
+async def take_group(group: str) -> None:
+    """Takes the pictures of a group. Each has a store of its own, so that no picture shows what is for another."""
     with tempfile.TemporaryDirectory() as folder:
         async with demo.open_demo(Path(folder)) as state:
             conversation_id = await demo.create_demo_conversation(state)
@@ -44,16 +48,19 @@ async def main(*, only: str | None) -> None:
                 serving = asyncio.create_task(run_server(create_app(state, token=TOKEN), listener, grace_seconds=0))
                 port = listener.getsockname()[1]
                 address = f"http://127.0.0.1:{port}/?token={TOKEN}#/c"
-                if only in (None, "page"):
-                    long_turn_id = await create_long_turn(state)
-                    await take_pictures(f"{address}/{conversation_id}", f"{address}/{long_turn_id}")
-                if only in (None, "timeline"):
-                    await take_timeline_pictures(address, state.engine_for(DEFAULT_TENANT), Path(folder))
-                if only in (None, "agents"):
-                    await take_agent_pictures(address, await create_agent_sessions(state.store))
-                if only in (None, "backtest"):
-                    await create_journeys(state.engine_for(DEFAULT_TENANT), 12)
-                    await take_backtest_pictures(f"{address}/{conversation_id}")
+                engine = state.engine_for(DEFAULT_TENANT)
+                match group:
+                    case "page":
+                        long_turn_id = await create_long_turn(state)
+                        await take_pictures(f"{address}/{conversation_id}", f"{address}/{long_turn_id}")
+                    case "timeline":
+                        await take_timeline_pictures(address, engine, Path(folder))
+                    case "agents":
+                        sessions = await create_agent_sessions(state.store)
+                        await take_agent_pictures(address, sessions, await create_summarized_session(state.store))
+                    case _:
+                        await create_journeys(engine, 12)
+                        await take_backtest_pictures(f"{address}/{conversation_id}")
                 serving.cancel()
 
 
@@ -105,7 +112,7 @@ async def take_timeline_pictures(address: str, engine: Engine, folder: Path) -> 
             await take_screenshot(page, name)
 
 
-async def take_agent_pictures(address: str, sessions: AgentSessions) -> None:
+async def take_agent_pictures(address: str, sessions: AgentSessions, summarized: str) -> None:
     """The list with projects and sub-agents, and a conversation that Claude Code compacted, in both themes."""
     async with launch_browser() as browser:
         for suffix in ("", "-dark"):
@@ -113,8 +120,11 @@ async def take_agent_pictures(address: str, sessions: AgentSessions) -> None:
             listed = await open_page(browser, f"{address}/{sessions.codex}", "panel=context&reply=5", dark=dark)
             await listed.get_by_text("2 side calls").click()
             await take_screenshot(listed, f"page-agents{suffix}")
-            compacted = await open_page(browser, f"{address}/{sessions.claude_code}", "at=7", dark=dark)
-            await compacted.get_by_role("article", name="Compaction by Claude Code").get_by_role("button").first.click()
+            compacted = await open_page(browser, f"{address}/{summarized}", "branch=0", dark=dark)
+            marker = compacted.get_by_role("article", name="Compaction by Claude Code")
+            await marker.get_by_role("button").first.click()
+            await marker.hover()
+            await compacted.mouse.wheel(0, 110)
             await take_screenshot(compacted, f"page-agent-compaction{suffix}")
 
 
@@ -185,7 +195,7 @@ async def take_screenshot(page: Page, name: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--only", choices=("page", "timeline", "agents", "backtest"), help="take only some of the pictures"
-    )
-    asyncio.run(main(only=parser.parse_args().only))
+    parser.add_argument("--only", choices=GROUPS, help="take only some of the pictures")
+    only: str | None = parser.parse_args().only
+    for group in [only] if only else GROUPS:
+        asyncio.run(take_group(group))

@@ -59,17 +59,44 @@ async def create_agent_sessions(store: SqlStore) -> AgentSessions:
     )
 
 
-SHORT_SUMMARY = "The user greeted; echo printed ahoy."
-LONG_SUMMARY = "The user greeted the crew from the shell, twice; echo printed ahoy each time, and nothing failed."
+_SUMMARY = (
+    "The user asked twice which gates of the sluice are open. `gatectl list --open` named gate 3, open since 06:12; "
+    "all others are closed. Gate 3 must be shut before high water at 17:40."
+)
+_GATES = {
+    "The user greeted; echo printed ahoy.": _SUMMARY,
+    "Greet the crew from the shell.": "Which gates are open? Gate 3 must be shut before high water at 17:40.",
+    "Again, and say what it printed.": "Is it still open?",
+    "Once more, now that the context is shorter.": "And now?",
+    "It said ahoy.": "Only gate 3 is open, since 06:12.",
+    "I will greet.": "I will look.",
+    "echo ahoy": "gatectl list --open",
+    "ahoy": "gate 3 open since 06:12",
+}
+"""The texts of the captured session, and what a keeper of sluices would say."""
 
 
 async def create_summarized_session(store: SqlStore) -> str:
     """Creates a session that Claude Code compacted with a summary of the usual length, which is recognized."""
+
+    def rewrite(text: str) -> str:
+        for captured, told in _GATES.items():
+            text = text.replace(captured, told)
+        return text
+
     captured = [
         replace(
             each,
-            body=json.loads(json.dumps(each.body).replace(SHORT_SUMMARY, LONG_SUMMARY)),
-            reply=replace(each.reply, text=each.reply.text.replace(SHORT_SUMMARY, LONG_SUMMARY)),
+            headers={name: "sluice" if name in SESSION_HEADERS else value for name, value in each.headers.items()},
+            body=json.loads(rewrite(json.dumps(each.body))),
+            reply=replace(
+                each.reply,
+                text=rewrite(each.reply.text),
+                calls=tuple(
+                    replace(call, arguments=json.loads(rewrite(json.dumps(call.arguments))))
+                    for call in each.reply.calls
+                ),
+            ),
         )
         for each in _load("claude_code_session", project="sluice")
     ]

@@ -217,6 +217,20 @@ async def compact_session(harness: GatewayHarness, provider: ScriptedProvider) -
     return conversation.id, make_question("messages", f"{opening}\nSummary:\n{SUMMARY}")
 
 
+async def test_a_compaction_frees_the_tokens_of_messages_alone(store: SqlStore):
+    """Instructions and tools are in the requests before it and after it."""
+    async with run_agent_gateway(store, "messages") as (harness, provider):
+        conversation, items = await compact_session(harness, provider)
+        await send_as_agent(harness, items)
+        messages = [entry for entry in await store.read_range(conversation, kinds=["message"]) if entry.tokens]
+        [compaction] = await store.read_range(conversation, kinds=["compaction"])
+        assert isinstance(compaction.body, Compaction)
+        covered = sum(entry.tokens or 0 for entry in messages if "Part" in entry.raw or "Noted" in entry.raw)
+        assert covered <= compaction.body.tokens_before <= covered + 20
+        summary = next(entry for entry in messages if SUMMARY in entry.raw)
+        assert compaction.body.tokens_after == summary.tokens
+
+
 async def test_a_pinned_message_comes_back_in_the_first_request_after_a_compaction(store: SqlStore):
     async with run_agent_gateway(store, "messages") as (harness, provider):
         _, items = await compact_session(harness, provider)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from quire.errors import EntryNotFound
 from quire.log import Branch, ConversationOrigin, ConversationRecord
 from quire.model import Compaction, Entry, Message, Span, TextPart
 from quire.store import SqlStore
@@ -205,22 +206,31 @@ async def record_announced(store: SqlStore, origin: ConversationOrigin, summary:
     recorded = await find_recorded(store, branch, reply)
     if recorded is None:
         newest = await store.read_tail(branch.conversation, 1, branch=branch.number, kinds=["message"])
-        compaction = build_compaction(branch, newest[-1].seq if newest else located[1], reply)
+        compaction = await build_compaction(store, branch, newest[-1].seq if newest else located[1], reply)
         [recorded] = await store.append(branch.conversation, compaction, branch=branch.number)
     return recorded
 
 
-def build_compaction(branch: Branch, covers_last: int, found: SummaryReply) -> Compaction:
-    """The entry of a client's compaction on the branch that it continues."""
-    active, usage = branch.state.active_compaction, found.reply.metadata.usage
+async def build_compaction(store: SqlStore, branch: Branch, covers_last: int, found: SummaryReply) -> Compaction:
+    """The entry of a client's compaction on the branch that it continues.
+
+    Tokens before and after it are those of messages, as Quire counts them: instructions and tools are sent as before.
+    """
+    active, usage, reply = branch.state.active_compaction, found.reply.metadata.usage, found.reply
+    try:
+        manifest = await store.get_manifest(reply.conversation, reply.seq, branch=reply.branch)
+    except EntryNotFound:
+        tokens_before = usage.input_tokens if usage is not None else 0
+    else:
+        tokens_before = sum(row.tokens for row in manifest.included if row.kind == "message")
     return Compaction(
         number=branch.state.compaction_count + 1,
         covers=Span(first=1, last=covers_last),
-        summary=read_summary(found.reply.message),
+        summary=read_summary(reply.message),
         trigger="client",
         strategy="client",
         model=usage.model if usage is not None else None,
-        tokens_before=(usage.input_tokens or 0) if usage is not None else 0,
-        tokens_after=found.reply.tokens or 0,
+        tokens_before=tokens_before,
+        tokens_after=reply.tokens or 0,
         supersedes=active.seq if active is not None else None,
     )

@@ -407,7 +407,7 @@ async def _recognize_compaction(
         branch = await _get_or_create_fork(store, branch, run[-1].seq)
         recorded = await find_recorded(store, branch, reply)
     if recorded is None:
-        compaction = build_compaction(branch, last, reply)
+        compaction = await build_compaction(store, branch, last, reply)
         [recorded] = await store.append(branch.conversation, compaction, branch=branch.number)
     return HistoryMatch(
         conversation=branch.conversation,
