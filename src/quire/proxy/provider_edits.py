@@ -51,13 +51,14 @@ async def find_provider_changes(
     edits = read_applied_edits(reply.usage)
     decisions: tuple[Decision, ...] = ()
     if not prepared.is_fitted:
-        messages = [each.message for each in prepared.client_request.messages]
-        compacted = len(messages) if find_compaction_block(reply.message) else 0
+        sent = prepared.client_request.messages
+        compacted = len(sent) if find_compaction_block(reply.message) else 0
         if prepared.client_request.codec is MESSAGES and not compacted:
             # The model reads nothing before a block. Before an item of Responses, it reads the user's messages.
-            compacted = max((index for index, each in enumerate(messages) if find_compaction_block(each)), default=0)
+            compacted = max((index for index, each in enumerate(sent) if each.has_compaction), default=0)
         if edits or compacted:
             seqs = await _list_seqs(prepared)
+            messages = [each.message for each in sent]
             left_out = list(_list_left_out(messages, edits, prepared.client_request.body))
             decisions = (
                 *_to_decisions([(index, None) for index in range(compacted)], seqs, "compacted_by_provider"),

@@ -37,7 +37,7 @@ from quire.store import SqlStore
 from quire.wire.agent_boilerplate import GEMINI_CLI, GEMINI_SUMMARY_ANSWER, SESSION_CONTEXT_OPENING
 from quire.wire.client_messages import ClientMessage, ParsedMessage, compute_client_paths, normalize_message
 from quire.wire.codec import ClientRequest
-from quire.wire.compaction_blocks import find_compaction_block, read_sealed
+from quire.wire.compaction_blocks import read_sealed
 
 HEAD_CACHE_SIZE = 10_000
 """Maximum number of branch heads in the LRU cache."""
@@ -301,7 +301,7 @@ async def match_history(
         recognized = await _recognize_compaction(store, messages, paths, scope, size=size)
         if recognized is not None:
             return recognized
-    if not has_reply or find_compaction_block(messages[0].message) is not None:
+    if not has_reply or messages[0].has_compaction:
         compacted = await _match_provider_compaction(store, messages, requested, session, size=size)
         if compacted is not None:
             return compacted
@@ -436,13 +436,7 @@ async def _match_provider_compaction(
     The list begins in the middle of the branch: with the compaction, or with the user's messages that a provider keeps
     before it.
     """
-    # A message of text alone has no compaction, and is not parsed to see it: there may be ten thousand.
-    blocks = (
-        index
-        for index, each in enumerate(messages)
-        if not each.is_plain_text and find_compaction_block(each.message) is not None
-    )
-    start = max(blocks, default=None)
+    start = max((index for index, each in enumerate(messages) if each.has_compaction), default=None)
     if start is None:
         return None
     paths = await run_sized(size, compute_client_paths, messages[start:])

@@ -24,7 +24,7 @@ from quire.model.messages import Part, Role, ToolResultContent
 from quire.model.policy import WireFormatName
 from quire.wire.agent_boilerplate import SESSION_CONTEXT_OPENING
 from quire.wire.chat import FORMAT as CHAT_FORMAT
-from quire.wire.compaction_blocks import COMPACTION_TYPES
+from quire.wire.compaction_blocks import COMPACTION_TYPES, find_compaction_block
 from quire.wire.responses import FORMAT as RESPONSES_FORMAT
 from quire.wire.responses.parse import TEXT_TYPES
 
@@ -145,6 +145,12 @@ class ClientMessage(ABC):
     @lazy_property
     def normalized(self) -> Message:
         return normalize_message(self.message)
+
+    @lazy_property
+    def has_compaction(self) -> bool:
+        """Whether it contains a compaction of a provider; computed once, because lists repeat their messages."""
+        # A message of text alone has none, and is not parsed to see it: there may be ten thousand.
+        return not self.is_plain_text and find_compaction_block(self.message) is not None
 
     @property
     def match_key(self) -> bytes:
