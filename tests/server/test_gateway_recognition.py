@@ -259,6 +259,14 @@ def test_what_openais_shape_gives_is_recognised_as_what_it_was_made_of(message: 
             assert Message.parse(line.match_key.decode()) == line.message
 
 
+@pytest.mark.parametrize("text", ["b ", "\n b", " ", ""])
+def test_space_around_a_text_is_the_normal_forms_only(text: str):
+    for role in ("user", "assistant"):
+        line = ChatMessage({"role": role, "content": text, "tool_calls": []})
+        assert (line.role, line.match_key) == (role, normalize_message(line.message).canonical_json().encode())
+        assert line.is_plain_text == (role == "user" and bool(text.strip()))
+
+
 def is_trimmed(text: str) -> bool:
     return text == text.strip() != ""
 

@@ -73,21 +73,21 @@ class ChatMessage(ClientMessage):
         has_other_fields = len(raw) != 2 and any(
             value is not None and value != [] for name, value in raw.items() if name not in ("role", "content")
         )
-        # Whether the normal form has the same text.
-        is_normal = (
-            isinstance(text, str) and bool(text.strip()) and (raw["role"] != "assistant" or text == text.strip())
-        )
-        is_plain = is_normal and not has_other_fields
-        self._json_prefixes = _PLAIN_TEXT_PREFIXES.get(raw["role"]) if is_plain else None
-        self._text_json = to_json(text) if self._json_prefixes is not None else b""
+        stripped = text.strip() if isinstance(text, str) else ""
+        # The normal form of a reply has no space around its text.
+        normal = stripped if raw["role"] == "assistant" else text
+        self._json_prefixes = _PLAIN_TEXT_PREFIXES.get(raw["role"]) if stripped and not has_other_fields else None
+        self._text_json = to_json(normal) if self._json_prefixes is not None else b""
+        self.is_plain_text = self._json_prefixes is not None and normal == text
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it has text alone, and its JSON for matching is known without parsing it."""
+        return self._json_prefixes is not None
 
     @property
     def role(self) -> Role:
-        return self.raw["role"] if self._json_prefixes is not None else self.message.role
-
-    @property
-    def is_plain_text(self) -> bool:
-        return self._json_prefixes is not None
+        return self.raw["role"] if self.is_text else self.message.role
 
     def parse(self) -> Message:
         if self.raw["role"] != "function":
@@ -127,7 +127,7 @@ class ChatCodec(Codec):
         instructions, others = split_instructions(cast("list[dict[str, Any]]", raw_messages), roles=_INSTRUCTION_ROLES)
         messages = tuple(map(ChatMessage, others))
         for message in messages:
-            if not message.is_plain_text:
+            if not message.is_text:
                 try:
                     _ = message.message
                 except (QuireError, ValueError, TypeError, AttributeError) as error:
