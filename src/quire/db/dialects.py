@@ -1,5 +1,6 @@
 """SQL that differs between SQLite and PostgreSQL: upserts, bulk inserts, path look-up, pgvector; and opening a URL."""
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,7 @@ from sqlalchemy import Connection, Insert, Table, bindparam, select, text
 
 from quire.db.database import Database, check_inline_rows
 from quire.db.database_url import parse_database_url
-from quire.db.raw_sql import execute_sql, open_cursor, yield_to_event_loop
+from quire.db.raw_sql import execute_sql, fetch, open_cursor, yield_to_event_loop
 from quire.db.schema import paths
 from quire.errors import StoreError
 from quire.model.base import replace_lone_surrogates
@@ -190,16 +191,20 @@ def find_longest_path_sqlite(
     `among` lists the conversations to search.
     """
     check_inline_rows(connection, len(candidates))
-    probe = select(paths.c.conversation, paths.c.branch, paths.c.seq).where(
-        paths.c.tenant == bindparam("tenant"), paths.c.path == bindparam("path")
-    )
-    if conversation is not None:
-        probe = probe.where(paths.c.conversation == bindparam("conversation"))
-    if among is not None:
-        probe = probe.where(paths.c.conversation.in_(bindparam("among", expanding=True)))
-    probe = probe.order_by(paths.c.conversation.desc(), paths.c.branch.desc()).limit(1)
+    probe = _PATH if conversation is None else _PATH_IN_CONVERSATION
+    probe = probe if among is None else _PATH_AMONG
+    known = {"tenant": tenant, "conversation": conversation, "among": json.dumps(among)}
     for index in range(len(candidates) - 1, -1, -1):
-        params = {"tenant": tenant, "path": candidates[index], "conversation": conversation, "among": among}
-        if row := connection.execute(probe, params).first():
-            return (index, *row)
+        if rows := fetch(connection, probe, {**known, "path": candidates[index]}):
+            return (index, *rows[0])
     return None
+
+
+_PATH = (
+    select(paths.c.conversation, paths.c.branch, paths.c.seq)
+    .where(paths.c.tenant == bindparam("tenant"), paths.c.path == bindparam("path"))
+    .order_by(paths.c.conversation.desc(), paths.c.branch.desc())
+    .suffix_with("LIMIT 1")
+)
+_PATH_IN_CONVERSATION = _PATH.where(paths.c.conversation == bindparam("conversation"))
+_PATH_AMONG = _PATH.where(paths.c.conversation.in_(text("SELECT value FROM json_each(:among)")))

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, TextClause, and_, bindparam, delete, func, insert, or_, select, text
 
 from quire.db.dialects import insert_or_ignore, upsert
-from quire.db.raw_sql import fetch_binary, yield_to_event_loop
+from quire.db.raw_sql import fetch, fetch_binary, yield_to_event_loop
 from quire.db.schema import branches, entries, message_segments, terms, unindexed_branches
 from quire.db.store_part import StorePart, read, read_bulk, read_inline, write_bulk
 from quire.errors import InvalidEntry, StaleSegment
@@ -56,6 +56,9 @@ _OWN_SEGMENTS = select(*_REF_COLUMNS).where(
     message_segments.c.conversation == bindparam("conversation"),
     message_segments.c.branch == bindparam("branch"),
 )
+_SEGMENT_RANGE = _OWN_SEGMENTS.where(
+    message_segments.c.segment.between(bindparam("first"), bindparam("last"))
+).order_by(message_segments.c.segment)
 _SEGMENT = _OWN_SEGMENTS.where(message_segments.c.segment == bindparam("segment"))
 _PURGED_COUNT = select(func.count()).where(
     entries.c.tenant == bindparam("tenant"),
@@ -75,26 +78,12 @@ _UNMARK = delete(unindexed_branches).where(
 
 def list_segments(connection: Connection, tenant: str, branch: Branch) -> list[SegmentRef]:
     """The segments along a branch, oldest first. The last one of a parent may extend beyond the fork."""
-    ranges = list(branch.split_ranges())
-    if not ranges:
-        return []
-    along_branch = or_(
-        *(
-            and_(
-                message_segments.c.branch == own_range.branch,
-                message_segments.c.segment.between(
-                    (own_range.first - 1) // ENTRIES_PER_SEGMENT, (own_range.last - 1) // ENTRIES_PER_SEGMENT
-                ),
-            )
-            for own_range in ranges
-        )
-    )
-    query = select(*_REF_COLUMNS).where(
-        message_segments.c.tenant == tenant, message_segments.c.conversation == branch.conversation, along_branch
-    )
-    branch_order = {own_range.branch: index for index, own_range in enumerate(reversed(ranges))}
-    refs = [SegmentRef._make(row) for row in connection.execute(query)]
-    return sorted(refs, key=lambda ref: (branch_order[ref.branch], ref.segment))
+    refs: list[SegmentRef] = []
+    for own_range in reversed(list(branch.split_ranges())):
+        first, last = (own_range.first - 1) // ENTRIES_PER_SEGMENT, (own_range.last - 1) // ENTRIES_PER_SEGMENT
+        params = {"tenant": tenant, "conversation": branch.conversation, "branch": own_range.branch}
+        refs += map(SegmentRef._make, fetch(connection, _SEGMENT_RANGE, {**params, "first": first, "last": last}))
+    return refs
 
 
 def read_segments(

@@ -46,6 +46,7 @@ _CONVERSATIONS = select(
     *(conversations.c[name] for name in _ORIGIN_COLUMNS),
 ).where(conversations.c.tenant == bindparam("tenant"))
 
+_CONVERSATION = _CONVERSATIONS.where(conversations.c.conversation == bindparam("conversation"))
 _NOT_PURGED = _CONVERSATIONS.where(
     conversations.c.purged_at.is_(None) | (conversations.c.purged_at < conversations.c.updated_at)
 )
@@ -64,6 +65,7 @@ _BRANCHES: BranchQuery = select(*(branches.c[name] for name in BRANCH_FIELDS), b
 BRANCH: BranchQuery = _BRANCHES.where(branches.c.branch == bindparam("branch"))
 _BRANCH_FOR_UPDATE = BRANCH.with_for_update()
 _ALL_BRANCHES = _BRANCHES.order_by(branches.c.branch)
+_ALL_BRANCHES_FOR_UPDATE = _ALL_BRANCHES.with_for_update()
 
 
 def create_conversation(
@@ -153,11 +155,9 @@ def to_branch_row(tenant: str, branch: Branch) -> dict[str, Any]:
 
 
 def get_conversation(connection: Connection, tenant: str, conversation: str) -> ConversationRecord:
-    query = _CONVERSATIONS.where(conversations.c.conversation == bindparam("conversation"))
-    row = connection.execute(query, {"tenant": tenant, "conversation": conversation}).first()
-    if row is None:
-        raise ConversationNotFound(f"There is no conversation {conversation!r} for this tenant.")
-    return _to_conversation(row)
+    for row in fetch(connection, _CONVERSATION, {"tenant": tenant, "conversation": conversation}):
+        return _to_conversation(row)
+    raise ConversationNotFound(f"There is no conversation {conversation!r} for this tenant.")
 
 
 def list_conversations(
@@ -373,13 +373,13 @@ def list_branches(connection: Connection, tenant: str, conversation: str) -> lis
 
 def lock_branches(connection: Connection, tenant: str, conversation: str) -> list[Branch]:
     """All branches by number, to which no other transaction can append before this one ends."""
-    return _read_branches(connection, _ALL_BRANCHES.with_for_update(), tenant, conversation)
+    return _read_branches(connection, _ALL_BRANCHES_FOR_UPDATE, tenant, conversation)
 
 
 def _read_branches(connection: Connection, statement: BranchQuery, tenant: str, conversation: str) -> list[Branch]:
     get_conversation(connection, tenant, conversation)
-    rows = connection.execute(statement, {"tenant": tenant, "conversation": conversation})
-    return [parse_branch_row(tuple(row)) for row in rows]
+    rows = fetch(connection, statement, {"tenant": tenant, "conversation": conversation})
+    return list(map(parse_branch_row, rows))
 
 
 @lru_cache(MAX_CACHED_BRANCHES)

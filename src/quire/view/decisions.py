@@ -210,28 +210,27 @@ def _decide_messages(
 
 def _key_reduced(
     counted_input: CountedInput,
-    batches: Iterable[MessageBatch],
+    batches: Sequence[MessageBatch],
     key: _RowKey,
     pins: frozenset[int] = frozenset(),
 ) -> Iterator[tuple[int, RenderedMessage, _RowKey]]:
     """Keys of batches; messages that the active compaction reduces are `cleared` or `excerpted`."""
     compaction = counted_input.compaction
-    for batch in batches:
-        calls_tools = bool(batch.messages[0].call_ids)
-        for seq, rendered, message_key in _key_batches([batch], key, pins):
-            limit = counted_input.reductions.get(rendered.seq) if rendered.seq is not None else None
-            if rendered.seq is not None and rendered.seq == counted_input.question:
-                # A separate row: the messages between it and the next one are archived.
-                reason = "question"
-            elif limit is None or (limit == 0 and not calls_tools):
-                yield seq, rendered, message_key
-                continue
-            else:
-                reason = "cleared" if limit == 0 else "excerpted"
-            summarized_by = None
-            if compaction is not None and rendered.seq in counted_input.message_summaries:
-                summarized_by = compaction.seq
-            yield seq, rendered, message_key._replace(reason=reason, excerpt_chars=limit, summarized_by=summarized_by)
+    calls = (bool(batch.messages[0].call_ids) for batch in batches for _ in batch.messages)
+    for calls_tools, (seq, rendered, message_key) in zip(calls, _key_batches(batches, key, pins), strict=True):
+        limit = counted_input.reductions.get(rendered.seq) if rendered.seq is not None else None
+        if rendered.seq is not None and rendered.seq == counted_input.question:
+            # A separate row: the messages between it and the next one are archived.
+            reason = "question"
+        elif limit is None or (limit == 0 and not calls_tools):
+            yield seq, rendered, message_key
+            continue
+        else:
+            reason = "cleared" if limit == 0 else "excerpted"
+        summarized_by = None
+        if compaction is not None and rendered.seq in counted_input.message_summaries:
+            summarized_by = compaction.seq
+        yield seq, rendered, message_key._replace(reason=reason, excerpt_chars=limit, summarized_by=summarized_by)
 
 
 def _split_document_rows(rows: Iterable[Decision], view_input: ViewInput) -> Iterator[Decision]:

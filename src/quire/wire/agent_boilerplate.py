@@ -130,6 +130,7 @@ _BLOCKS_BY_ROLE = {
     role: tuple(block for blocks in BLOCKS.values() for block in blocks if block.role == role)
     for role in ("user", "tool", "system")
 }
+_STARTS_BY_ROLE = {role: tuple(block.start for block in blocks) for role, blocks in _BLOCKS_BY_ROLE.items()}
 _STATE_ITEMS = frozenset({"additional_tools", "compaction_trigger", "configuration_update"})
 """Items of the Responses API that a client adds and that have no words."""
 _REMINDER_START, _REMINDER_END = "<system-reminder>", "</system-reminder>"
@@ -197,6 +198,9 @@ def _find_block_end(text: str, position: int, role: Role, words: list[str]) -> i
     """Where the block at `position` ends, and adds the words in it; None if there is none, or it is not closed."""
     if role == "user" and text.startswith("<command-", position):
         return _read_command(text, position, words)
+    if not text.startswith(_STARTS_BY_ROLE[role], position):
+        # One comparison for all: most texts have no block.
+        return None
     for block in _BLOCKS_BY_ROLE[role]:
         if not text.startswith(block.start, position):
             continue
