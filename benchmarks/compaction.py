@@ -24,6 +24,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from infra.llama import LocalModel
 from quire.compaction.summarizer import Summarizer
 from quire.engine import Conversation, Engine, EngineConfig
+from quire.engine.message_index import index_messages
 from quire.errors import ModelRequestRejected
 from quire.llm import Prompt, Reply
 from quire.model import Message, TokenCount
@@ -185,6 +186,8 @@ async def measure_bookkeeping(report: Report, *, quick: bool) -> None:
             summarizer = Summarizer(model=ScriptedModel("Task: rivers [#1].", repeat=True), window=128_000)
             engine = Engine(store, EngineConfig.create(settings, summarizer=summarizer))
             conversations = [await create_cut_conversation(engine, size) for size in sizes]
+            # As in use, where the index follows each append: the first compaction would index all messages.
+            await index_messages(engine)
             taken: tuple[list[float], list[float]] = ([], [])
             for _ in range(15):
                 for times, conversation in zip(taken, conversations, strict=True):

@@ -59,7 +59,11 @@ def make_named_chat(*lines: tuple[str, str]) -> list[IndexedMessage]:
 
 
 def build_index(
-    messages: Sequence[IndexedMessage], *, cuts: Sequence[int] = (), embedder: LetterEmbedder | None = None
+    messages: Sequence[IndexedMessage],
+    *,
+    cuts: Sequence[int] = (),
+    embedder: LetterEmbedder | None = None,
+    earlier: RecallIndex | None = None,
 ) -> RecallIndex:
     """Index of these messages, with segment boundaries before these positions."""
     edges = [0, *sorted(cuts), len(messages)]
@@ -67,6 +71,7 @@ def build_index(
     return merge_segments(
         [build_segment(part, embedder=embedder) for part in parts],
         embedder=embedder.name if embedder else None,
+        earlier=earlier,
     )
 
 

@@ -21,10 +21,14 @@ from quire.search.segments import IndexedMessage, build_segment
 from quire.search.tokenizer import tokenize
 
 
-@given(message_histories(), st.lists(st.integers(0, 30), max_size=4))
-def test_segment_boundaries_make_no_difference(messages: list[IndexedMessage], cuts: list[int]):
+@given(message_histories(), st.lists(st.integers(0, 30), max_size=4), st.integers(0, 5))
+def test_neither_segment_boundaries_nor_an_extended_index_make_a_difference(
+    messages: list[IndexedMessage], cuts: list[int], new_count: int
+):
     whole = build_index(messages, embedder=LetterEmbedder())
-    segmented = build_index(messages, cuts=[min(cut, len(messages)) for cut in cuts], embedder=LetterEmbedder())
+    earlier = build_index(messages[: max(0, len(messages) - new_count)], embedder=LetterEmbedder())
+    cuts = [min(cut, len(messages)) for cut in cuts]
+    segmented = build_index(messages, cuts=cuts, embedder=LetterEmbedder(), earlier=earlier)
     for field in dataclasses.fields(RecallIndex):
         one, other = getattr(whole, field.name), getattr(segmented, field.name)
         if isinstance(one, tuple):
@@ -96,3 +100,17 @@ def test_no_segments_are_an_empty_index():
     index = merge_segments([build_segment([])])
     assert len(index) == 0
     assert index.find_passages("lake").tolist() == []
+
+
+def test_later_messages_are_behind_those_that_an_index_has():
+    messages = make_chat("lake tent", "rain", "lake tent rain", "boat lake")
+    index = build_index(messages, cuts=[1, 3], earlier=build_index(messages[:2]))
+    found = {term: index.find_passages(term).tolist() for term in ("boat", "lake", "rain", "tent")}
+    assert found == {"boat": [3], "lake": [0, 2, 3], "rain": [1, 2], "tent": [0, 2]}
+    assert index.novelty.tolist() == build_index(messages).novelty.tolist()
+
+
+def test_an_index_of_other_messages_is_not_extended():
+    earlier = build_index([make_message(4, "tent")])
+    index = build_index([make_message(seq, "lake") for seq in (3, 5)], earlier=earlier)
+    assert (index.seq.tolist(), index.find_passages("tent").tolist()) == ([3, 5], [])

@@ -102,7 +102,8 @@ class RecallIndexCache:
         def merge() -> "RecallIndex":
             pairs = zip(refs, segments, strict=True)
             truncated = (truncate_segment(segment, last_seq=ends[ref.branch]) for ref, segment in pairs)
-            return merge_segments(truncated, embedder=embedder)
+            earlier = cached.merged if cached is not None and _is_unchanged(cached, refs) else None
+            return merge_segments(truncated, embedder=embedder, earlier=earlier)
 
         index = await run_in_worker(merge)
         self._cache[key] = CachedIndex(tuple(refs), tuple(segments), index)
@@ -133,6 +134,12 @@ def _is_current(cached: CachedIndex, refs: Sequence[SegmentRef], *, upto: int) -
         ):
             return False
     return len(refs) >= len(cached.refs)
+
+
+def _is_unchanged(cached: CachedIndex, refs: Sequence[SegmentRef]) -> bool:
+    """Whether these segments still hold what the cached index has; they may have grown."""
+    known = {(ref.branch, ref.segment): (ref.erasures, ref.embedder) for ref in refs}
+    return all(known.get((ref.branch, ref.segment)) == (ref.erasures, ref.embedder) for ref in cached.refs)
 
 
 class Recall:

@@ -11,7 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.search.message_features import FRACTION_SCALE, MAX_FEATURE_COUNT
-from quire.search.segments import ROLES, IntArray, MergedPostings, MessageColumns, Segment, hash_term, merge_postings
+from quire.search.segments import (
+    ROLES,
+    IntArray,
+    MergedPostings,
+    MessageColumns,
+    MessageTerms,
+    Segment,
+    extend_postings,
+    find_known_hashes,
+    hash_term,
+    merge_postings,
+    select_messages,
+)
 from quire.search.vectors import FloatArray, truncate_vectors, unpack_vectors
 
 BoolArray = NDArray[np.bool_]
@@ -101,11 +113,20 @@ class RecallIndex:
         return within & ~np.isin(self.seq, list(excluded))
 
 
-def merge_segments(segments: Iterable[Segment], *, embedder: str | None = None) -> RecallIndex:
-    """Merges segments, oldest first. `embedder` names the embedder whose vectors are compared."""
+def merge_segments(
+    segments: Iterable[Segment], *, embedder: str | None = None, earlier: RecallIndex | None = None
+) -> RecallIndex:
+    """Merges segments, oldest first. `embedder` names the embedder whose vectors are compared.
+
+    `earlier` is an index of segments that may have grown since. If it has the first messages of these, its postings
+    are extended instead of merged again.
+    """
     parts = tuple(segment for segment in segments if len(segment))
     columns, terms = [part.columns for part in parts], [part.terms for part in parts]
     names = tuple(sorted({name for each in columns for name in each.speaker_names}))
+    seq = _concatenate([each.seq for each in columns])
+    if earlier is not None and not np.array_equal(earlier.seq, seq[: len(earlier)]):
+        earlier = None
     at = _concatenate([each.at for each in columns])
     tokens = _concatenate([each.tokens for each in columns])
     speakers = _concatenate(
@@ -115,7 +136,7 @@ def merge_segments(segments: Iterable[Segment], *, embedder: str | None = None) 
     session_ids = np.cumsum((np.diff(at, prepend=at[:1]) > SESSION_GAP_MICROS).astype(np.int64))
     passage_counts = _concatenate([each.passage_counts for each in terms])
     passage_rows = np.repeat(rows, passage_counts)
-    postings = merge_postings(terms)
+    postings, novelty = _merge_terms(parts, passage_rows, earlier)
     offsets = np.concatenate([[0], np.cumsum(postings.counts)])
     mean, centered, has_vector = _merge_vectors(columns, embedder)
     roles = _concatenate([each.roles for each in columns])
@@ -125,7 +146,7 @@ def merge_segments(segments: Iterable[Segment], *, embedder: str | None = None) 
         term_hashes=postings.hashes,
         posting_offsets=offsets,
         postings=postings.passages,
-        seq=_concatenate([each.seq for each in columns]),
+        seq=seq,
         at=at,
         tokens=tokens,
         speaker_names=names,
@@ -139,7 +160,7 @@ def merge_segments(segments: Iterable[Segment], *, embedder: str | None = None) 
         directives=_concatenate(features.get("directive", [])),
         session_ids=session_ids,
         session_opening=(1 / (1 + rows - np.searchsorted(session_ids, session_ids))).astype(np.float32),
-        novelty=_novelty_scores(postings, offsets, passage_rows, len(at)),
+        novelty=novelty,
         passage_offsets=np.cumsum(passage_counts) - passage_counts,
         passage_rows=passage_rows,
         same_session=tuple(
@@ -155,23 +176,48 @@ def merge_segments(segments: Iterable[Segment], *, embedder: str | None = None) 
 
 
 def _concatenate(columns: Sequence[IntArray]) -> IntArray:
-    return np.concatenate(columns).astype(np.int64) if columns else np.zeros(0, dtype=np.int64)
+    return np.concatenate(columns, dtype=np.int64) if columns else np.zeros(0, dtype=np.int64)
 
 
 def _to_fraction(columns: Sequence[IntArray], scale: int) -> FloatArray:
     return (_concatenate(columns) / scale).astype(np.float32)
 
 
-def _novelty_scores(postings: MergedPostings, offsets: IntArray, passage_rows: IntArray, count: int) -> FloatArray:
+def _merge_terms(
+    parts: Sequence[Segment], passage_rows: IntArray, earlier: RecallIndex | None
+) -> tuple[MergedPostings, FloatArray]:
+    """The postings of all parts, and the novelty of each message."""
+    known_count = len(earlier) if earlier is not None else 0
+    added: list[MessageTerms] = []
+    start = 0
+    for part in parts:
+        if start + len(part) > known_count:
+            added.append(select_messages(part, max(0, known_count - start), len(part)).terms)
+        start += len(part)
+    postings, count = merge_postings(added), start - known_count
+    if earlier is None or not known_count:
+        is_new = np.ones(len(postings.hashes), dtype=np.bool_)
+        return postings, _novelty_scores(postings, passage_rows, count, is_new)
+    known = MergedPostings(earlier.term_hashes, np.diff(earlier.posting_offsets), earlier.postings)
+    known_passages = len(earlier.passage_rows)
+    is_new = ~find_known_hashes(known.hashes, postings.hashes)
+    novelty = _novelty_scores(postings, passage_rows[known_passages:] - known_count, count, is_new)
+    postings = postings._replace(passages=postings.passages + np.int32(known_passages))
+    return extend_postings(known, postings), np.concatenate([earlier.novelty, novelty])
+
+
+def _novelty_scores(postings: MergedPostings, passage_rows: IntArray, count: int, is_new: BoolArray) -> FloatArray:
+    """Share of each message's terms that are new and that no message before it has."""
     if not count:
         return np.zeros(0, dtype=np.float32)
+    starts = np.cumsum(postings.counts) - postings.counts
     rows = passage_rows[postings.passages]
     # A term's passages are sorted, so each message is counted at the first of its run.
     is_first = np.ones(len(rows), dtype=np.bool_)
     is_first[1:] = rows[1:] != rows[:-1]
-    is_first[offsets[:-1]] = True
+    is_first[starts] = True
     term_counts = np.bincount(rows[is_first], minlength=count)
-    new_counts = np.bincount(rows[offsets[:-1]], minlength=count)
+    new_counts = np.bincount(rows[starts[is_new]], minlength=count)
     return (new_counts / (1 + term_counts)).astype(np.float32)
 
 

@@ -112,7 +112,7 @@ class Segment:
     def __len__(self) -> int:
         return len(self.columns)
 
-    @property
+    @lazy_property
     def nbytes(self) -> int:
         """Bytes of all columns."""
         columns, terms = self.columns, self.terms
@@ -298,24 +298,29 @@ def list_term_hashes(segment: Segment, row: int) -> set[int]:
 
 def truncate_segment(segment: Segment, *, last_seq: int) -> Segment:
     """Drops the messages after `last_seq`, for a branch that forks in the middle of the segment."""
-    length = int(np.searchsorted(segment.columns.seq, last_seq, side="right"))
-    if length == len(segment):
+    return select_messages(segment, 0, int(np.searchsorted(segment.columns.seq, last_seq, side="right")))
+
+
+def select_messages(segment: Segment, start: int, end: int) -> Segment:
+    """The messages of the rows `start` to `end` (exclusive)."""
+    if (start, end) == (0, len(segment)):
         return segment
-    columns, terms = segment.columns, segment.terms
-    within = terms.postings < int(terms.passage_counts[:length].sum())
+    columns, terms, rows = segment.columns, segment.terms, slice(start, end)
+    first = int(terms.passage_counts[:start].sum())
+    within = (terms.postings >= first) & (terms.postings < first + int(terms.passage_counts[rows].sum()))
     counts = _count_runs(within, terms.posting_counts)
     return Segment(
         replace(
             columns,
-            **{name: getattr(columns, name)[:length] for name in COLUMN_NAMES},
-            packed_vectors=None if columns.packed_vectors is None else columns.packed_vectors[:length],
+            **{name: getattr(columns, name)[rows] for name in COLUMN_NAMES},
+            packed_vectors=None if columns.packed_vectors is None else columns.packed_vectors[rows],
         ),
         MessageTerms(
-            features={name: column[:length] for name, column in terms.features.items()},
-            passage_counts=terms.passage_counts[:length],
+            features={name: column[rows] for name, column in terms.features.items()},
+            passage_counts=terms.passage_counts[rows],
             term_hashes=terms.term_hashes[counts > 0],
             posting_counts=counts[counts > 0],
-            postings=terms.postings[within],
+            postings=terms.postings[within] - first,
         ),
     )
 
@@ -350,6 +355,29 @@ def merge_postings(parts: Sequence[MessageTerms]) -> MergedPostings:
     [firsts] = np.nonzero(is_first)
     sums = np.add.reduceat(ordered_counts, firsts) if len(firsts) else ordered_counts
     return MergedPostings(ordered[firsts], sums, passages)
+
+
+def extend_postings(before: MergedPostings, added: MergedPostings) -> MergedPostings:
+    """Adds the postings of later passages: they are copied into their places, and no term is sorted again."""
+    places = np.searchsorted(before.hashes, added.hashes)
+    is_known = find_known_hashes(before.hashes, added.hashes)
+    ends = np.concatenate([[0], np.cumsum(before.counts)])
+    # Behind the term's own passages, or before those of the next term.
+    passages = np.insert(before.passages, np.repeat(ends[places + is_known], added.counts), added.passages)
+    counts = before.counts.copy()
+    counts[places[is_known]] += added.counts[is_known]
+    is_new, new_places = ~is_known, places[~is_known]
+    return MergedPostings(
+        np.insert(before.hashes, new_places, added.hashes[is_new]),
+        np.insert(counts, new_places, added.counts[is_new]),
+        passages,
+    )
+
+
+def find_known_hashes(known: HashArray, hashes: HashArray) -> NDArray[np.bool_]:
+    """Which of the hashes are among the known ones; both are sorted."""
+    places = np.minimum(np.searchsorted(known, hashes), max(0, len(known) - 1))
+    return known[places] == hashes if len(known) else np.zeros(len(hashes), dtype=np.bool_)
 
 
 def _count_runs(selected: NDArray[np.bool_], counts: IntArray) -> IntArray:
