@@ -65,7 +65,10 @@ class DeadlineConnection(AsyncConnection[Any]):
     """Shuts its socket down if the server has not answered a statement within `deadline_seconds`."""
 
     deadline_seconds: float = 10.0
+    _deadline: float | None = None
+    """When the server must have answered the statement of now."""
     _timer: asyncio.TimerHandle | None = None
+    """One for many statements: each only moves the deadline, and the timer starts again if it is too early."""
 
     @classmethod
     async def connect(cls, *args: Any, **kwargs: Any) -> Self:
@@ -82,21 +85,37 @@ class DeadlineConnection(AsyncConnection[Any]):
         return connection
 
     async def wait(self, *args: Any, **kwargs: Any) -> Any:
-        self._start_timer(self.deadline_seconds, self._on_deadline)
+        loop = asyncio.get_running_loop()
+        self._deadline = deadline = loop.time() + self.deadline_seconds
+        if self._timer is not None and self._timer.when() > deadline:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = loop.call_at(deadline, self._check_deadline)
         try:
             return await super().wait(*args, **kwargs)
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._deadline = None
 
-    def _start_timer(self, seconds: float, callback: Any) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, callback)
+    async def rollback(self) -> None:
+        """Rolls an open transaction back. Without one, which the pool does not know, there is nothing to wait for."""
+        if self.pgconn.transaction_status != TransactionStatus.IDLE:
+            await super().rollback()
 
-    def _on_deadline(self) -> None:
-        self._start_timer(_GRACE_SECONDS, self._shut_down)
+    def _check_deadline(self) -> None:
+        loop, deadline = asyncio.get_running_loop(), self._deadline
+        self._timer = None
+        if deadline is None:
+            return
+        if loop.time() < deadline:
+            self._timer = loop.call_at(deadline, self._check_deadline)
+        else:
+            loop.call_later(_GRACE_SECONDS, self._shut_down, deadline)
 
-    def _shut_down(self) -> None:
+    def _shut_down(self, deadline: float) -> None:
+        """Shuts the socket down if the statement with this deadline has no answer yet."""
         # An idle connection waits for notifications, which may take any time.
-        if not self.closed and self.pgconn.transaction_status == TransactionStatus.ACTIVE:
+        is_active = not self.closed and self.pgconn.transaction_status == TransactionStatus.ACTIVE
+        if is_active and self._deadline == deadline:
             with suppress(OSError), socket.socket(fileno=os.dup(self.pgconn.socket)) as duplicate:
                 duplicate.shutdown(socket.SHUT_RDWR)
