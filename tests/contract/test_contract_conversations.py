@@ -7,6 +7,7 @@ import pytest
 from infra.builders import export_lines, make_messages, make_turn
 from quire.errors import (
     BlobNotFound,
+    BranchNotFound,
     ConversationExists,
     ConversationNotFound,
     ImportFailed,
@@ -41,6 +42,20 @@ async def test_a_conversation_is_created_once_and_found_again(store: SqlStore) -
     assert (await store.get_conversation("chat-1")).title == "Renamed"
     with pytest.raises(ConversationNotFound):
         await store.rename_conversation("chat-2", "x")
+
+
+@pytest.mark.parametrize("name", ["it's", "'; DROP TABLE quire_branches; --", "\\'", "%%(tenant)s %s", "$$ü\U0001f600"])
+async def test_the_name_of_a_conversation_is_never_a_part_of_a_statement(store: SqlStore, name: str) -> None:
+    await store.create_conversation(name)
+    await store.append(name, Message.user("a"))
+    branch = await store.get_branch(name)
+    assert (branch.conversation, branch.head_seq) == (name, 1)
+    with pytest.raises(BranchNotFound):
+        await store.get_branch(name, 1)
+    with pytest.raises(ConversationNotFound):
+        await store.get_branch(f"{name}'")
+    with pytest.raises(ConversationNotFound):
+        await store.for_tenant(name).get_branch(name)
 
 
 async def test_conversations_are_listed_newest_first_page_by_page(store: SqlStore) -> None:

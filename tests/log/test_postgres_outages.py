@@ -96,11 +96,11 @@ async def test_a_lock_that_stays_is_reported_as_busy(
 ):
     monkeypatch.setattr(postgres, "_LOCK_SECONDS", 0.2)
     monkeypatch.setattr(postgres, "_CONVERSATION_WAIT_SECONDS", 0.2)
-    postgres._begin_sql.cache_clear()
+    postgres._settings_sql.cache_clear()
     with psycopg.connect(cluster.url("quire")) as holder:
         holder.execute("SELECT 1 FROM quire_branches WHERE conversation = 'hot' FOR UPDATE")
         results = await asyncio.gather(*(append(store, "hot") for _ in range(6)), return_exceptions=True)
-    postgres._begin_sql.cache_clear()
+    postgres._settings_sql.cache_clear()
     assert all(isinstance(each, StoreBusy) for each in results), results
 
 

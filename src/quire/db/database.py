@@ -1,13 +1,14 @@
 """`Database` protocol: read and write transactions, short inline reads, instrumentation, and error mapping."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.sql import ClauseElement
 
 from quire.db.notifications import Notifications
 from quire.errors import (
@@ -65,6 +66,10 @@ class Database(Protocol):
 
     async def read(self, work: Work[T], options: TransactionOptions) -> T:
         """Runs `work` on a consistent snapshot."""
+        ...
+
+    async def fetch(self, statement: ClauseElement, params: Mapping[str, Any], tenant: str) -> list[Any]:
+        """The rows of a short query by itself, in one round trip."""
         ...
 
     async def write(self, work: Work[T], options: TransactionOptions) -> T:
@@ -135,6 +140,10 @@ class ObservedDatabase:
     async def read(self, work: Work[T], options: TransactionOptions) -> T:
         with self._observe("read"):
             return await self._database.read(work, options)
+
+    async def fetch(self, statement: ClauseElement, params: Mapping[str, Any], tenant: str) -> list[Any]:
+        with self._observe("read"):
+            return await self._database.fetch(statement, params, tenant)
 
     async def write(self, work: Work[T], options: TransactionOptions) -> T:
         with self._observe("write"):

@@ -6,7 +6,7 @@ Every wait is bounded: for a connection, for a lock, for a statement, and for a 
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from importlib import import_module
@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from sqlalchemy import URL, Connection, Engine, Pool, event
+from sqlalchemy.sql import ClauseElement
 
 from quire.db import migrate
 from quire.db.database import REQUEST_STATEMENT_SECONDS, PoolStats, T, TransactionOptions, Work, map_database_errors
 from quire.db.notifications import Notifications, PostgresTransport, build_notify_sql, take_changes
-from quire.db.raw_sql import execute_text, get_driver
+from quire.db.raw_sql import compile_with_literals, execute_text, fetch_last, get_driver
 from quire.errors import MissingExtra, StoreBusy, StoreFull, StoreReadOnly, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -150,16 +151,27 @@ class PostgresDatabase:
     async def read(self, work: Work[T], options: TransactionOptions) -> T:
         await self._breaker.check(is_write=False)
         begin, seconds = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", options.statement_seconds
-        return await self._run(work, _begin_sql(begin, options.tenant, seconds), "COMMIT", seconds)
+        begin_sql = f"{begin}; {_settings_sql(options.tenant, seconds)}"
+        return await self._run(lambda connection, _: work(connection), begin_sql, "COMMIT", seconds)
+
+    async def fetch(self, statement: ClauseElement, params: Mapping[str, Any], tenant: str) -> list[Any]:
+        """Sends the query in one message with the settings, which PostgreSQL executes as one transaction."""
+        await self._breaker.check(is_write=False)
+        with map_database_errors():
+            query = compile_with_literals(statement, params)
+        sql = f"{_settings_sql(tenant, REQUEST_STATEMENT_SECONDS)}; {query}"
+        return await self._run(lambda _, cursor: fetch_last(cursor), sql, "", REQUEST_STATEMENT_SECONDS)
 
     async def write(self, work: Work[T], options: TransactionOptions) -> T:
         async with self._limit_writers(options.tenant, options.conversation):
             await self._breaker.check(is_write=True)
-            begin_sql = _begin_sql("BEGIN", options.tenant, options.statement_seconds)
+            begin_sql = f"BEGIN; {_settings_sql(options.tenant, options.statement_seconds)}"
             # A COMMIT that waits for a synchronous standby succeeds when `statement_timeout` ends it, although the
             # standby does not have the transaction.
             commit_sql = "SET LOCAL statement_timeout = 0; COMMIT"
-            return await self._run(work, begin_sql, commit_sql, options.statement_seconds)
+            return await self._run(
+                lambda connection, _: work(connection), begin_sql, commit_sql, options.statement_seconds
+            )
 
     @asynccontextmanager
     async def _limit_writers(self, tenant: str, conversation: str | None) -> AsyncGenerator[None]:
@@ -178,7 +190,10 @@ class PostgresDatabase:
         finally:
             writers.release()
 
-    async def _run(self, work: Work[T], begin_sql: str, commit_sql: str, statement_seconds: float) -> T:
+    async def _run(
+        self, work: Callable[[Connection, Any], T], begin_sql: str, commit_sql: str, statement_seconds: float
+    ) -> T:
+        """Runs `work` between two messages of statements; its second argument is the cursor of the first message."""
         from sqlalchemy.util import greenlet_spawn
 
         if self._is_closed:
@@ -197,11 +212,13 @@ class PostgresDatabase:
             if not self._transactions:
                 self._is_idle.set()
 
-    def _run_transaction(self, work: Work[T], begin_sql: str, commit_sql: str, statement_seconds: float) -> T:
-        connection, pool = self._begin(begin_sql, statement_seconds)
+    def _run_transaction(
+        self, work: Callable[[Connection, Any], T], begin_sql: str, commit_sql: str, statement_seconds: float
+    ) -> T:
+        connection, cursor, pool = self._begin(begin_sql, statement_seconds)
         take_changes(connection)
         try:
-            result = work(connection)
+            result = work(connection, cursor)
             if commit_sql:
                 execute_text(connection, commit_sql)
             self.notifications.announce_changes(take_changes(connection))
@@ -218,22 +235,22 @@ class PostgresDatabase:
             # Returns the connection to the pool, which rolls back uncommitted work.
             connection.close()
 
-    def _begin(self, begin_sql: str, statement_seconds: float) -> tuple[Connection, Pool]:
-        """A connection in a transaction with its tenant set, and its pool. If the pooled one is dead, reconnects
-        once."""
+    def _begin(self, begin_sql: str, statement_seconds: float) -> tuple[Connection, Any, Pool]:
+        """A connection in a transaction with its tenant set, the cursor of `begin_sql`, and the pool. If the pooled
+        connection is dead, reconnects once."""
         from psycopg import OperationalError
 
         engine: Engine = self._engine.sync_engine
         pool = engine.pool
         try:
-            return _begin_on(engine.connect(), begin_sql, statement_seconds), pool
+            return *_begin_on(engine.connect(), begin_sql, statement_seconds), pool
         except OperationalError:
             # The other idle connections are as old as this one. A concurrent transaction may have replaced them.
             if engine.pool is pool:
                 engine.dispose()
         self._report_connection_loss()
         pool = engine.pool
-        return _begin_on(engine.connect(), begin_sql, statement_seconds), pool
+        return *_begin_on(engine.connect(), begin_sql, statement_seconds), pool
 
     async def check_writable(self, *, max_age_seconds: float) -> None:
         await self._breaker.probe(max_age_seconds=max_age_seconds)
@@ -272,7 +289,7 @@ class PostgresDatabase:
     async def _notify(self, payloads: Sequence[str]) -> None:
         """Sends notifications in one statement, which is a transaction by itself: it needs no BEGIN and COMMIT."""
         await self._breaker.check(is_write=True)
-        await self._run(lambda _: None, build_notify_sql(payloads), "", REQUEST_STATEMENT_SECONDS)
+        await self._run(lambda connection, cursor: None, build_notify_sql(payloads), "", REQUEST_STATEMENT_SECONDS)
 
     def on_connection_loss(self, callback: Callable[[], None]) -> None:
         self._loss_callbacks.append(callback)
@@ -299,22 +316,21 @@ class PostgresDatabase:
         await self._engine.dispose()
 
 
-def _begin_on(connection: Connection, begin_sql: str, statement_seconds: float) -> Connection:
+def _begin_on(connection: Connection, begin_sql: str, statement_seconds: float) -> tuple[Connection, Any]:
     driver = get_driver(connection)
     driver.deadline_seconds = statement_seconds + _DEADLINE_MARGIN_SECONDS
     try:
-        execute_text(connection, begin_sql)
+        return connection, execute_text(connection, begin_sql)
     except BaseException:
         if driver.closed:
             connection.invalidate()
         connection.close()
         raise
-    return connection
 
 
 @lru_cache(maxsize=10_000)
-def _begin_sql(begin: str, tenant: str, statement_seconds: float) -> str:
-    """The statements that begin a transaction, with its tenant and the server's limits, in one round trip."""
+def _settings_sql(tenant: str, statement_seconds: float) -> str:
+    """The statement that sets the tenant of a transaction and the server's limits."""
     from psycopg.sql import Literal
 
     lock_seconds = _LOCK_SECONDS if statement_seconds <= REQUEST_STATEMENT_SECONDS else _BULK_LOCK_SECONDS
@@ -324,7 +340,7 @@ def _begin_sql(begin: str, tenant: str, statement_seconds: float) -> str:
         "lock_timeout": f"{lock_seconds * 1000:.0f}",
     }
     values = ", ".join(f"set_config('{name}', {Literal(value).as_string()}, true)" for name, value in settings.items())
-    return f"{begin}; SELECT {values}"
+    return f"SELECT {values}"
 
 
 def _set_up_connection(connection: Any, _record: object) -> None:

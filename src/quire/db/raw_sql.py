@@ -168,12 +168,28 @@ def open_cursor(connection: Connection) -> closing[Any]:
     return closing(connection.connection.cursor())
 
 
-def execute_text(connection: Connection, statements: str) -> None:
-    """Runs statements without parameters; on PostgreSQL these may be several, in one round trip."""
+def execute_text(connection: Connection, statements: str) -> Any:
+    """Runs statements without parameters, and returns the cursor of their results. On PostgreSQL these may be several,
+    in one round trip."""
     if connection.dialect.name == "sqlite":
-        with open_cursor(connection) as cursor:
-            cursor.execute(statements)
-        return
+        return get_driver(connection).execute(statements)
     from sqlalchemy.util import await_only
 
-    await_only(get_driver(connection).execute(statements))
+    return await_only(get_driver(connection).execute(statements))
+
+
+def compile_with_literals(statement: ClauseElement, params: Mapping[str, Any]) -> str:
+    """A statement for PostgreSQL with its values as literals: one with parameters cannot be sent with others."""
+    from psycopg.sql import Literal
+
+    sql = compile_sql(statement, "postgresql").replace("%%", "%")
+    return _PARAMETER.sub(lambda match: Literal(params[match[1]]).as_string(), sql)
+
+
+def fetch_last(cursor: Any) -> list[Any]:
+    """The rows of the last of several statements."""
+    from sqlalchemy.util import await_only
+
+    while cursor.nextset():
+        pass
+    return await_only(cursor.fetchall())

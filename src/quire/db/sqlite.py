@@ -4,13 +4,14 @@ import asyncio
 import random
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, cast
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.pool import StaticPool
+from sqlalchemy.sql import ClauseElement
 
 from quire.db import migrate
 from quire.db.database import (
@@ -24,7 +25,7 @@ from quire.db.database import (
 )
 from quire.db.database_url import create_private_files
 from quire.db.notifications import ConversationKey, Notifications, take_changes
-from quire.db.raw_sql import execute_text
+from quire.db.raw_sql import execute_text, fetch
 
 BUSY_TIMEOUT_SECONDS = 60
 """Maximum wait for the write lock of another process."""
@@ -99,6 +100,10 @@ class SqliteDatabase:
                 pass
         result, _ = await self._run_in_thread(self._read_threads, self._reader, work)
         return result
+
+    async def fetch(self, statement: ClauseElement, params: Mapping[str, Any], tenant: str) -> list[Any]:
+        options = TransactionOptions(tenant, inline=True)
+        return await self.read(lambda connection: fetch(connection, statement, params), options)
 
     async def write(self, work: Work[T], options: TransactionOptions) -> T:
         del options

@@ -44,7 +44,7 @@ from quire.log.imports import Imports
 from quire.log.request_bodies import get_bodies, get_body, has_purged_content, list_body_rows
 from quire.log.titles import fill_titles
 from quire.log.transcripts import Transcripts
-from quire.log.types import MAIN_BRANCH, ConversationRecord, ReplyRecord, Window
+from quire.log.types import MAIN_BRANCH, Branch, ConversationRecord, ReplyRecord, Window
 from quire.model import Entry, EntryKind, Manifest, Role, Span
 from quire.settings.schema import TenantMasking
 from quire.store import integrity
@@ -191,7 +191,6 @@ class SqlStore(StorePart):
     set_tags = write_conversation(conversations.set_tags)
     fill_titles = read(fill_titles)
     sum_tokens = read(reads.sum_tokens)
-    get_branch = read_inline(conversations.get_branch)
     list_branches = read(conversations.list_branches)
     fork = write_conversation(conversations.create_fork)
     append = write_conversation(append_items)
@@ -212,6 +211,13 @@ class SqlStore(StorePart):
     purge_tenant = _erase(purge_tenant)
     verify_tenant = read_bulk(integrity.verify_tenant)
     verify_conversation = read_bulk(integrity.verify_conversation)
+
+    async def get_branch(self, conversation: str, number: int = MAIN_BRANCH) -> Branch:
+        params = {"tenant": self.tenant, "conversation": conversation, "branch": number}
+        for row in await self.base.database.fetch(conversations.BRANCH, params, self.tenant):
+            return conversations.parse_branch_row(row)
+        # Says what is missing.
+        return await self.run(read_inline, conversations.get_branch, conversation, number)
 
     async def get_entry(self, conversation: str, seq: int, *, branch: int = MAIN_BRANCH) -> Entry:
         return await self.run(read_inline, with_branch(reads.get_entry), conversation, branch, seq)
