@@ -100,6 +100,11 @@ async def test_a_lock_that_stays_is_reported_as_busy(
     with psycopg.connect(cluster.url("quire")) as holder:
         holder.execute("SELECT 1 FROM quire_branches WHERE conversation = 'hot' FOR UPDATE")
         results = await asyncio.gather(*(append(store, "hot") for _ in range(6)), return_exceptions=True)
+        holder.execute("LOCK TABLE quire_branches IN ACCESS EXCLUSIVE MODE")
+        pool = store.base.database._engine.pool
+        with pytest.raises(StoreBusy):
+            await store.get_branch("hot")
+        assert store.base.database._engine.pool is pool
     postgres._settings_sql.cache_clear()
     assert all(isinstance(each, StoreBusy) for each in results), results
 

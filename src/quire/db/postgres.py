@@ -241,10 +241,13 @@ class PostgresDatabase:
         from psycopg import OperationalError
 
         engine: Engine = self._engine.sync_engine
-        pool = engine.pool
+        pool, connection = engine.pool, engine.connect()
+        driver = get_driver(connection)
         try:
-            return *_begin_on(engine.connect(), begin_sql, statement_seconds), pool
+            return *_begin_on(connection, begin_sql, statement_seconds), pool
         except OperationalError:
+            if not driver.closed:
+                raise
             # The other idle connections are as old as this one. A concurrent transaction may have replaced them.
             if engine.pool is pool:
                 engine.dispose()
