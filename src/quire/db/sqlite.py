@@ -6,11 +6,10 @@ import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from typing import Any, cast
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import QueuePool, StaticPool
 from sqlalchemy.sql import ClauseElement
 
 from quire.db import migrate
@@ -25,7 +24,7 @@ from quire.db.database import (
 )
 from quire.db.database_url import create_private_files
 from quire.db.notifications import ConversationKey, Notifications, take_changes
-from quire.db.raw_sql import execute_text, fetch
+from quire.db.raw_sql import execute_text, fetch, get_driver
 
 BUSY_TIMEOUT_SECONDS = 60
 """Maximum wait for the write lock of another process."""
@@ -56,6 +55,8 @@ class SqliteDatabase:
         self._writer, self._reader, self._inline_engine = writer, reader, inline
         self.notifications = Notifications()
         self._inline_connection: Connection | None = None
+        self._write_connection: Connection | None = None
+        """Of the write thread, which opens it. One from the pool for each write would take a fifth of an append."""
         self._needs_checkpoint = False
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="quire-write")
         self._read_threads = (
@@ -98,8 +99,12 @@ class SqliteDatabase:
                     return work(self._inline_connection)
             except InlineReadTooLong:
                 pass
-        result, _ = await self._run_in_thread(self._read_threads, self._reader, work)
-        return result
+
+        def run() -> T:
+            with map_database_errors(), self._reader.begin() as connection:
+                return _run_work(connection, work)[0]
+
+        return await asyncio.get_running_loop().run_in_executor(self._read_threads, run)
 
     async def fetch(self, statement: ClauseElement, params: Mapping[str, Any], tenant: str) -> list[Any]:
         options = TransactionOptions(tenant, inline=True)
@@ -107,7 +112,14 @@ class SqliteDatabase:
 
     async def write(self, work: Work[T], options: TransactionOptions) -> T:
         del options
-        result, changes = await self._run_in_thread(self._write_thread, self._writer, work)
+
+        def run() -> tuple[T, set[ConversationKey]]:
+            with map_database_errors():
+                connection = self._open_write_connection()
+                with connection.begin():
+                    return _run_work(connection, work)
+
+        result, changes = await asyncio.get_running_loop().run_in_executor(self._write_thread, run)
         self.notifications.announce_changes(changes)
         if self._needs_checkpoint:
             await self._try_checkpoint()
@@ -123,9 +135,10 @@ class SqliteDatabase:
         """Does nothing: there is no connection to lose."""
 
     def get_pool_stats(self) -> PoolStats:
-        pools: list[Any] = [engine.pool for engine in {self._writer, self._reader}]
-        in_use = sum(pool.checkedout() for pool in pools if hasattr(pool, "checkedout"))
-        return PoolStats(in_use=in_use, idle=sum(pool.checkedin() for pool in pools if hasattr(pool, "checkedin")))
+        readers, writer = cast(Any, self._reader.pool), self._write_connection
+        is_writing = writer is not None and writer.in_transaction()
+        in_use, idle = (readers.checkedout(), readers.checkedin()) if isinstance(readers, QueuePool) else (0, 0)
+        return PoolStats(in_use + is_writing, idle + (writer is not None and not is_writing))
 
     async def scrub(self) -> None:
         """Checkpoints the write-ahead log, which retains old pages until then.
@@ -143,9 +156,10 @@ class SqliteDatabase:
         """Moves the write-ahead log into the database file and truncates it; returns whether no reader prevented it."""
 
         def checkpoint() -> bool:
-            with map_database_errors(), closing(self._writer.raw_connection()) as connection:
+            with map_database_errors():
+                driver = get_driver(self._open_write_connection())
                 try:
-                    [is_busy, *_] = connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                    [is_busy, *_] = driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                 except sqlite3.OperationalError as error:
                     if "locked" not in str(error):
                         raise
@@ -157,28 +171,25 @@ class SqliteDatabase:
             self._needs_checkpoint = False
         return is_complete
 
-    async def _run_in_thread(
-        self, threads: ThreadPoolExecutor, engine: Engine, work: Work[T]
-    ) -> tuple[T, set[ConversationKey]]:
-        """Runs a transaction; returns its result, and the conversations that it changed."""
-
-        def run() -> tuple[T, set[ConversationKey]]:
-            with map_database_errors():
-                with engine.begin() as connection:
-                    take_changes(connection)
-                    result = work(connection)
-                    changes = take_changes(connection)
-                return result, changes
-
-        return await asyncio.get_running_loop().run_in_executor(threads, run)
+    def _open_write_connection(self) -> Connection:
+        if self._write_connection is None:
+            self._write_connection = self._writer.connect()
+        return self._write_connection
 
     async def close(self) -> None:
         for threads in {self._write_thread, self._read_threads}:
             await asyncio.to_thread(threads.shutdown)
-        if self._inline_connection is not None:
-            self._inline_connection.close()
+        for connection in (self._inline_connection, self._write_connection):
+            if connection is not None:
+                connection.close()
         for engine in {self._writer, self._reader, self._inline_engine} - {None}:
             cast(Engine, engine).dispose()
+
+
+def _run_work(connection: Connection, work: Work[T]) -> tuple[T, set[ConversationKey]]:
+    """Runs the work of a transaction; returns its result, and the conversations that it changed."""
+    take_changes(connection)
+    return work(connection), take_changes(connection)
 
 
 def _build_engine(url: URL, *, begin: str | None, **pool: Any) -> Engine:
