@@ -3,7 +3,7 @@
 While the engine is open, an event loop runs in its own thread; each call runs there and waits for the result.
 """
 
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -56,6 +56,7 @@ def open(  # noqa: A001 (quire.sync.open is the entry point)
     vault: Vault | Path | str | None = None,
     summarizer: Model | Summarizer | ModelBuilder | str | None = None,
     embedder: Embedder | None = None,
+    environ: Mapping[str, str] | None = None,
     **changes: Any,
 ) -> Generator["SyncEngine"]:
     """Opens the log at `url`, with the arguments of `quire.open`."""
@@ -69,6 +70,7 @@ def open(  # noqa: A001 (quire.sync.open is the entry point)
         vault=vault,
         summarizer=summarizer,
         embedder=embedder,
+        environ=environ,
         **changes,
     )
     with enter_on_thread(context) as (loop, engine):

@@ -15,6 +15,7 @@ CODING_AGENT = "a command of the agent itself; tests/coding_agents runs the agen
 DATABASE_SERVER = "needs PostgreSQL; tests/server/test_deploy.py runs these commands on one"
 INSTALLATION = "installs packages; test_installation.py installs every extra"
 SERVICE = "installs a service, or needs one; test_service.py follows the guide"
+ENCRYPTION = "tests/log/test_encryption.py does the same"
 CHECKOUT = "for a clone of the repository; .ci/run runs the same"
 
 NOT_RUN: dict[str, str] = {
@@ -75,6 +76,16 @@ NOT_RUN: dict[str, str] = {
     ".venv/bin/just test tests/log/test_purge.py": CHECKOUT,
     "sqlite3 ~/.local/share/quire/quire.db \"VACUUM INTO '/backup/quire-$(date +%F).db'\"": "tests/log/test_backup.py",
     'sqlite3 ~/.local/share/quire/quire.db ".backup /backup/quire.db"': "tests/log/test_backup.py",
+    "openssl rand -base64 32 > /etc/quire/key": ENCRYPTION,
+    "quire tenant export observatory.jsonl.gz --tenant observatory": ENCRYPTION,
+    "quire tenant import observatory.jsonl.gz --tenant observatory": ENCRYPTION,
+    "pg_dump --format custom --exclude-table-data=quire_tenant_keys --file quire.dump "
+    "postgresql://quire_backup@db/quire": ENCRYPTION,
+    "pg_dump --format custom --data-only --table=quire_tenant_keys --file keys.dump "
+    "postgresql://quire_backup@db/quire": ENCRYPTION,
+    "sqlite3 quire.db \"VACUUM INTO '/backup/quire.db'\"": ENCRYPTION,
+    'sqlite3 quire.db ".mode insert quire_tenant_keys" "SELECT * FROM quire_tenant_keys" > /keys/keys.sql': ENCRYPTION,
+    'sqlite3 /backup/quire.db "PRAGMA secure_delete = ON; DELETE FROM quire_tenant_keys; VACUUM"': ENCRYPTION,
     "journalctl -u quire -o cat | jq -r 'select(.status >= 500) | [.time, .route, .error_code, .request_id] | @tsv'": (
         "reads the journal of a machine with systemd"
     ),

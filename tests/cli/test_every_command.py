@@ -63,7 +63,7 @@ def test_the_commands_are_those_expected():
         "conversation": "list show fork rename tag verify purge purge-value secrets",
         "key": "create list revoke",
         "audit": "verify export",
-        "tenant": "list export import purge",
+        "tenant": "list export import purge rewrap",
         "db": "upgrade status",
     }
     assert set(COMMANDS) == {f"{group} {part}" for group, parts in expected.items() for part in parts.split()}

@@ -37,6 +37,7 @@ SMOKE_PROGRAMS = {
     "cli": RUN_HELP,
     "embeddings": "from quire.llm.embeddings import load_local_embedder; load_local_embedder()",
     "encoder": "import onnxruntime, tokenizers; import quire.llm.onnx_encoder",
+    "encryption": "from quire.db.column_types import TenantCipher; TenantCipher(bytes(96))",
     "import": "from quire.importers import codex",
     "langchain": "from quire.adapters.langchain import QuireMiddleware",
     "llm": "from quire.llm import get_model; get_model('gpt-4o', base_url='http://127.0.0.1:9/v1', api_key='none')",

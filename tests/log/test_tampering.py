@@ -67,6 +67,7 @@ OUTSIDE = {
     "quire_shares": "in no request; who shared what is in the audit trail",
     "quire_audit": "a hash chain of its own, which `quire audit verify` computes again",
     "quire_audit_heads": "the end of that hash chain",
+    "quire_tenant_keys": "authenticated by the key that wraps it; a changed one opens nothing",
     "quire_blobs.uploaded_at": "decides only when an upload that nothing references is deleted",
     "quire_blobs.media_type": "a label; the role cannot update it, and the digest covers the bytes",
     "quire_version": "version of the schema; the role cannot update it",

@@ -58,7 +58,7 @@ async def run_gateway(
         app = create_app(server_state)
         if not any(getattr(route, "path", "") == "/v1/chat/completions" for route in app.routes):
             app.include_router(router)
-        key = await create_key_for(store, "default")
+        key = await create_key_for(store, store.tenant)
         headers = {"Authorization": f"Bearer {key}"}
         async with (
             serve_app(app) as address,

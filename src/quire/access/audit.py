@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, insert, select, update
 
+from quire.db.column_types import verify_values
 from quire.db.dialects import insert_or_ignore, sanitize_text
 from quire.db.schema import audit, audit_heads
 from quire.db.store_part import StorePart, read, read_bulk, write
@@ -102,6 +103,7 @@ def get_audit_head(connection: Connection, tenant: str) -> AuditHead:
     return AuditHead(row.seq, bytes(row.digest)) if row is not None else AuditHead(0, FIRST_DIGEST)
 
 
+@verify_values()
 def verify_audit(connection: Connection, tenant: str) -> list[AuditFault]:
     """Computes the chain again; returns the first entry at which it breaks, if there is one."""
     expected, digest = 0, FIRST_DIGEST

@@ -6,6 +6,7 @@ Every `quire --help` imports this module, so it imports neither settings nor the
 import asyncio
 import gc
 import inspect
+import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -52,12 +53,14 @@ def complete_conversation_ids(incomplete: str) -> list[tuple[str, str]]:
 
     async def find() -> list[tuple[str, str]]:
         from quire.cli.engine_setup import load_cli_settings, resolve_database_url
+        from quire.db.tenant_keys import TenantKeys
         from quire.store import SqlStore
 
-        url = resolve_database_url(load_cli_settings().settings)
+        settings = load_cli_settings().settings
+        url, keys = resolve_database_url(settings), TenantKeys.from_settings(settings.encryption, os.environ)
         if url.startswith("sqlite:///") and not await asyncio.to_thread(Path(url.removeprefix("sqlite:///")).exists):
             return []  # Opening a missing database would create it.
-        async with SqlStore.open(url) as store:
+        async with SqlStore.open(url, keys=keys) as store:
             recent = await store.fill_titles(*await store.list_conversations(limit=MAX_COMPLETIONS, main_only=True))
         return [(each.id, each.title) for each in recent if each.id.startswith(incomplete)]
 
@@ -232,11 +235,13 @@ def confirm(question: str) -> None:
 async def open_store(overrides: Sequence[str] | None = None) -> AsyncGenerator["SqlStore"]:
     """Opens the log alone, for commands that need no model, agent or vault."""
     from quire.cli.engine_setup import load_cli_settings, resolve_database_url
+    from quire.db.tenant_keys import TenantKeys
     from quire.store import SqlStore
 
     enable_garbage_collection()
     settings = load_cli_settings(overrides).settings
-    async with SqlStore.open(resolve_database_url(settings), masking=settings.tenant_masking) as store:
+    keys = TenantKeys.from_settings(settings.encryption, os.environ)
+    async with SqlStore.open(resolve_database_url(settings), masking=settings.tenant_masking, keys=keys) as store:
         yield store
 
 

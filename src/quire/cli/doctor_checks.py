@@ -193,7 +193,7 @@ def check_database(setup: DoctorSetup) -> list[FindingSchema]:
                     "database", detail, remedy if is_newer else "Make a backup, then run `quire db upgrade`."
                 )
             ]
-        return [report_ok("database", f"{masked}, schema {version}"), *asyncio.run(_check_contents(url))]
+        return [report_ok("database", f"{masked}, schema {version}"), *asyncio.run(_check_contents(setup))]
     except (QuireError, OSError) as error:
         cause = " ".join(str(error).split()).replace(url, masked)
         remedy = (
@@ -204,11 +204,13 @@ def check_database(setup: DoctorSetup) -> list[FindingSchema]:
         return [report_problem("database", f"{masked} cannot be opened: {cause}", remedy)]
 
 
-async def _check_contents(url: str) -> list[FindingSchema]:
+async def _check_contents(setup: DoctorSetup) -> list[FindingSchema]:
+    from quire.db.tenant_keys import TenantKeys
     from quire.model.ids import now
     from quire.store import SqlStore
 
-    async with SqlStore.open(url) as store:
+    keys = TenantKeys.from_settings(setup.settings.encryption, setup.environ)
+    async with SqlStore.open(setup.database_url, keys=keys) as store:
         index = (
             report_note(
                 "search index",
@@ -376,7 +378,8 @@ def check_counts(setup: DoctorSetup) -> list[FindingSchema]:
     async def count_request() -> tuple[int, int]:
         """Our count of a request and the provider's. The conversation is in memory and is not stored."""
         model = get_upstream_model(setup.settings.model, setup.settings, setup.environ)
-        async with model, open_engine("sqlite:///:memory:", settings=setup.settings) as engine:
+        settings = setup.settings.model_copy(update={"encryption": None})
+        async with model, open_engine("sqlite:///:memory:", settings=settings) as engine:
             conversation = await engine.conversation("doctor")
             counted = (await conversation.prepare(TEST_QUESTION)).manifest.total_tokens
             result = await conversation.send(TEST_QUESTION, model=model, max_steps=1)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from quire.schemas.records import TenantListSchema
 
-app = create_group("List, export, import and purge whole tenants.")
+app = create_group("List, export, import and purge whole tenants, and rewrap their keys.")
 
 COMPRESSION_LEVEL = 6
 MAX_TIME = 2**63 - 1
@@ -139,8 +139,9 @@ async def purge(
 ) -> Result:
     """Permanently delete a tenant: conversations, files, keys, memories, costs, search index and audit trail.
 
-    Stop using the tenant first. On PostgreSQL the database URL must be the owner's, as for `quire db upgrade`. Backups
-    and archives still have the tenant.
+    Stop using the tenant first. On PostgreSQL the database URL must be the owner's, as for `quire db upgrade`. Archives
+    and backups still have the tenant. If it is encrypted, its key is deleted too, and backups without the table of keys
+    cannot be read any more.
     """
     from quire.schemas.records import PurgedTenantSchema
 
@@ -162,3 +163,16 @@ async def purge(
         raise InvalidRequest(f"There is no tenant {tenant}. `quire tenant list` lists those with conversations.")
     conversations = pluralize(document.conversations, "conversation")
     return Result(document, f"Deleted the tenant {tenant}: {conversations}, {document.rows:,} rows.")
+
+
+@command(app, "quire tenant rewrap")
+async def rewrap(*, overrides: SetOptions = None) -> Result:
+    """Wrap the data keys of all encrypted tenants with the current key of the setting `encryption`.
+
+    Servers go on meanwhile. Afterwards a former key is not needed any more.
+    """
+    from quire.schemas.records import RewrappedKeysSchema
+
+    async with open_store(overrides) as store:
+        document = RewrappedKeysSchema(tenants=await store.rewrap_keys())
+    return Result(document, f"Wrapped {pluralize(len(document.tenants), 'data key')} with the current key.")

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -70,6 +71,7 @@ async def _run_worker(
     )
     from quire.context.agent_loader import load_agent
     from quire.db.database_url import is_postgres
+    from quire.db.tenant_keys import TenantKeys
     from quire.engine.tenants import TenantEngines
     from quire.jobs import JobRunner, Sweeper
     from quire.jobs.base import log_event
@@ -84,7 +86,8 @@ async def _run_worker(
     agent = load_agent(Path(settings.agent)) if settings.agent is not None else None
     if agent is not None:
         settings = settings.model_validate({**settings.model_dump(), **agent.setting_overrides})
-    async with SqlStore.open(url, masking=settings.tenant_masking) as store:
+    keys = TenantKeys.from_settings(settings.encryption, os.environ)
+    async with SqlStore.open(url, masking=settings.tenant_masking, keys=keys) as store:
         engines = TenantEngines(
             store,
             settings,

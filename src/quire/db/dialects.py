@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Insert, Table, bindparam, select, text
 
+from quire.db.column_types import Converter, Sealed, current_cipher
 from quire.db.database import Database, check_inline_rows
 from quire.db.database_url import parse_database_url
 from quire.db.raw_sql import execute_sql, fetch, open_cursor, yield_to_event_loop
@@ -36,19 +37,20 @@ _POSTGRES_ARRAY_TYPES = {
 }
 
 
-async def open_database(url: str, *, listen_url: str | None = None) -> Database:
+async def open_database(url: str, *, listen_url: str | None = None, encrypts: bool = False) -> Database:
+    """Opens the database at a URL. With `encrypts`, tenants may be encrypted: see `quire.db.column_types`."""
     parsed = parse_database_url(url)
     match parsed.get_backend_name():
         # Imported here so that a command loads only the driver it needs and starts faster.
         case "sqlite":
             from quire.db.sqlite import SqliteDatabase
 
-            return await SqliteDatabase.open(parsed)
+            return await SqliteDatabase.open(parsed, encrypts=encrypts)
         case "postgresql":
             from quire.db.postgres import PostgresDatabase
 
             listen_at = parse_database_url(listen_url) if listen_url is not None else None
-            return await PostgresDatabase.open(parsed, listen_url=listen_at)
+            return await PostgresDatabase.open(parsed, listen_url=listen_at, encrypts=encrypts)
         case other:
             raise StoreError(f"Quire stores its log in SQLite or PostgreSQL, not in {other!r}; check the database URL.")
 
@@ -101,6 +103,7 @@ def insert_rows(
 
     All rows have the columns of the first. With `ignore_existing`, rows whose key exists are skipped.
     """
+    rows = _seal_rows(table, rows)
     use_values = connection.dialect.name == "postgresql" and len(rows) <= MAX_VALUES_ROWS
     if use_values:
         statement = _values_statement(table, tuple(rows[0]), len(rows))
@@ -127,6 +130,12 @@ def insert_tuples(
     if backend == "postgresql" and len(rows) <= MAX_VALUES_ROWS:
         insert_rows(connection, table, [dict(zip(names, row, strict=True)) for row in rows])
         return
+    if (cipher := current_cipher.get()) is not None:
+        sealed = [_find_sealed(table).get(name) for name in names]
+        rows = [
+            tuple([seal(cipher, value) if seal and value else value for seal, value in zip(sealed, row, strict=True)])
+            for row in rows
+        ]
     statement = _insert_statement(table, names, backend, by_position=True)
     for start in range(0, len(rows), MAX_INSERT_ROWS):
         if start:
@@ -147,7 +156,21 @@ def append_bytes(connection: Connection, table: Table, rows: Sequence[Mapping[st
         # In SQLite `||` of two blobs returns TEXT with the same bytes.
         concatenated = f"CAST({concatenated} AS BLOB)"
     statement = _insert_statement(table, tuple(rows[0]), connection.dialect.name)
+    rows = _seal_rows(table, rows)
     _execute_rows(connection, f"{statement} ON CONFLICT ({key}) DO UPDATE SET {column} = {concatenated}", rows)
+
+
+def _seal_rows(table: Table, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    cipher = current_cipher.get()
+    if cipher is None:
+        return rows
+    sealed = _find_sealed(table).items()
+    return [{**row, **{name: seal(cipher, row[name]) for name, seal in sealed if row.get(name)}} for row in rows]
+
+
+@cache
+def _find_sealed(table: Table) -> dict[str, Converter]:
+    return {column.name: column.type.seal for column in table.c if isinstance(column.type, Sealed)}
 
 
 def _execute_rows(connection: Connection, statement: str, rows: Sequence[Mapping[str, Any]]) -> int:

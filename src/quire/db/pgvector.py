@@ -3,6 +3,8 @@
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
+from quire.db.column_types import is_encrypting
+
 _VECTOR_COLUMN_TYPE = text("""
     SELECT format_type(atttypid, NULL) FROM pg_attribute
     WHERE attrelid = to_regclass('quire_passages') AND attname = 'vector'
@@ -10,8 +12,9 @@ _VECTOR_COLUMN_TYPE = text("""
 
 
 def uses_pgvector(connection: Connection) -> bool:
-    """Whether the database stores vectors with pgvector. Not cached: an upgrade may enable it at any time."""
-    if connection.dialect.name != "postgresql":
+    """Whether the database stores vectors with pgvector. Not cached: an upgrade may enable it at any time. Vectors of
+    encrypted tenants are encrypted, in the rows of the inverted index."""
+    if connection.dialect.name != "postgresql" or is_encrypting():
         return False
     return connection.execute(_VECTOR_COLUMN_TYPE).scalar() == "vector"
 

@@ -17,6 +17,7 @@ from sqlalchemy import URL, Connection, Engine, Pool, event
 from sqlalchemy.sql import ClauseElement
 
 from quire.db import migrate
+from quire.db.column_types import set_encrypts
 from quire.db.database import REQUEST_STATEMENT_SECONDS, PoolStats, T, TransactionOptions, Work, map_database_errors
 from quire.db.notifications import Notifications, PostgresTransport, build_notify_sql, take_changes
 from quire.db.raw_sql import compile_with_literals, execute_text, fetch_last, get_driver
@@ -120,7 +121,7 @@ class PostgresDatabase:
         self._loss_callbacks: list[Callable[[], None]] = []
 
     @classmethod
-    async def open(cls, url: URL, *, listen_url: URL | None = None) -> "PostgresDatabase":
+    async def open(cls, url: URL, *, listen_url: URL | None = None, encrypts: bool = False) -> "PostgresDatabase":
         try:
             import_module("psycopg")
             from sqlalchemy.ext.asyncio import create_async_engine
@@ -139,6 +140,7 @@ class PostgresDatabase:
             pool_pre_ping=False,
             connect_args={"async_creator_fn": DeadlineConnection.connect, "connect_timeout": CONNECT_SECONDS},
         )
+        set_encrypts(engine.sync_engine.dialect, value=encrypts)
         event.listen(engine.sync_engine, "connect", _set_up_connection)
         database = cls(engine, listen_url=listen_url)
         try:

@@ -5,20 +5,9 @@ Times are microseconds since 1970, digests have 32 bytes, bodies are canonical J
 bytes.
 """
 
-from typing import Any
-
 from sqlalchemy import BigInteger, Column, Double, Integer, MetaData, Table, Text
-from sqlalchemy.types import UserDefinedType
 
-
-class Bytes(UserDefinedType[bytes]):
-    """Binary column without conversion; SQLAlchemy's own type would copy every value."""
-
-    cache_ok = True
-
-    def get_col_spec(self, **_: Any) -> str:
-        return "BLOB"
-
+from quire.db.column_types import Bytes, SealedBytes, SealedName, SealedScope, SealedTerm, SealedText
 
 metadata = MetaData()
 
@@ -27,18 +16,18 @@ conversations = Table(
     metadata,
     Column("tenant", Text, primary_key=True),
     Column("conversation", Text, primary_key=True),
-    Column("title", Text, nullable=False),
+    Column("title", SealedText, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
     Column("purged_at", BigInteger),
     Column("client", Text),
-    Column("session", Text),
-    Column("project", Text),
-    Column("agent", Text),
-    Column("parent_agent", Text),
+    Column("session", SealedName),
+    Column("project", SealedName),
+    Column("agent", SealedName),
+    Column("parent_agent", SealedName),
     Column("purpose", Text),
     Column("row_digest", Bytes, nullable=False),
-    Column("metadata", Text),
+    Column("metadata", SealedText),
 )
 
 branches = Table(
@@ -47,13 +36,13 @@ branches = Table(
     Column("tenant", Text, primary_key=True),
     Column("conversation", Text, primary_key=True),
     Column("branch", Integer, primary_key=True, autoincrement=False),
-    Column("name", Text, nullable=False),
+    Column("name", SealedText, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("lineage", Text, nullable=False),
     Column("head_seq", BigInteger, nullable=False),
     Column("head_digest", Bytes, nullable=False),
     Column("head_path", Bytes, nullable=False),
-    Column("state", Text, nullable=False),
+    Column("state", SealedText, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
     Column("row_digest", Bytes, nullable=False),
 )
@@ -73,8 +62,8 @@ entries = Table(
     Column("path", Bytes, nullable=False),
     Column("tokens", Integer),
     Column("counter", Text),
-    Column("body", Text, nullable=False),
-    Column("notes", Text),
+    Column("body", SealedText, nullable=False),
+    Column("notes", SealedText),
     Column("purged_at", BigInteger),
     Column("content_digest", Bytes, nullable=False),
 )
@@ -97,7 +86,7 @@ blobs = Table(
     Column("tenant", Text, primary_key=True),
     Column("digest", Bytes, primary_key=True),
     Column("media_type", Text, nullable=False),
-    Column("data", Bytes, nullable=False),
+    Column("data", SealedBytes, nullable=False),
     Column("uploaded_at", BigInteger),
 )
 """`uploaded_at` is set for a blob that was stored before the message that uses it, and may have no references yet."""
@@ -120,7 +109,7 @@ manifests = Table(
     Column("conversation", Text, primary_key=True),
     Column("branch", Integer, primary_key=True, autoincrement=False),
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
-    Column("manifest", Text, nullable=False),
+    Column("manifest", SealedText, nullable=False),
     Column("request_id", Text),
     Column("response_id", Text),
     Column("row_digest", Bytes, nullable=False),
@@ -139,7 +128,7 @@ request_bodies = Table(
     Column("base_branch", Integer),
     Column("base_seq", BigInteger),
     Column("size", BigInteger, nullable=False),
-    Column("delta", Bytes, nullable=False),
+    Column("delta", SealedBytes, nullable=False),
 )
 """Bodies of requests as the gateway sent them, by the number of their reply: see `quire.log.request_bodies`."""
 
@@ -171,7 +160,7 @@ observations = Table(
     metadata,
     Column("tenant", Text, primary_key=True),
     Column("conversation", Text, primary_key=True),
-    Column("observations", Text, nullable=False),
+    Column("observations", SealedText, nullable=False),
 )
 """What a reader of the transcript noticed in an imported conversation, as JSON: see `quire.findings.observer`."""
 
@@ -179,13 +168,13 @@ transcripts = Table(
     "quire_transcripts",
     metadata,
     Column("tenant", Text, primary_key=True),
-    Column("project", Text, primary_key=True),
-    Column("session", Text, primary_key=True),
-    Column("subpath", Text, primary_key=True),
+    Column("project", SealedName, primary_key=True),
+    Column("session", SealedName, primary_key=True),
+    Column("subpath", SealedName, primary_key=True),
     Column("conversation", Text),
     Column("line_count", BigInteger, nullable=False),
     Column("modified_at", BigInteger, nullable=False),
-    Column("summary", Text),
+    Column("summary", SealedText),
     Column("row_digest", Bytes, nullable=False),
 )
 """Transcripts of agents, which resume their sessions from them. `subpath` is empty for the session's own one;
@@ -195,12 +184,12 @@ transcript_lines = Table(
     "quire_transcript_lines",
     metadata,
     Column("tenant", Text, primary_key=True),
-    Column("project", Text, primary_key=True),
-    Column("session", Text, primary_key=True),
-    Column("subpath", Text, primary_key=True),
+    Column("project", SealedName, primary_key=True),
+    Column("session", SealedName, primary_key=True),
+    Column("subpath", SealedName, primary_key=True),
     Column("number", BigInteger, primary_key=True, autoincrement=False),
     Column("uuid", Text),
-    Column("line", Text, nullable=False),
+    Column("line", SealedText, nullable=False),
     Column("row_digest", Bytes, nullable=False),
 )
 """Lines of a transcript, opaque and in order; `uuid` identifies a line that may be appended again."""
@@ -272,7 +261,7 @@ turn_leases = Table(
     Column("pending_call", Text),
     Column("approval", Text),
     Column("is_approved", Integer),
-    Column("outcome", Text),
+    Column("outcome", SealedText),
 )
 """Running turns of servers: see `quire.turns.leases`. `owner` names the process; `after_seq` and `question_digest`
 are the idempotency key of the question."""
@@ -281,12 +270,12 @@ passages = Table(
     "quire_passages",
     metadata,
     Column("tenant", Text, primary_key=True),
-    Column("scope", Text, primary_key=True),
-    Column("key", Text, primary_key=True),
+    Column("scope", SealedScope, primary_key=True),
+    Column("key", SealedName, primary_key=True),
     Column("part", Integer, primary_key=True, autoincrement=False),
     Column("number", BigInteger, nullable=False),
-    Column("title", Text, nullable=False),
-    Column("text", Text, nullable=False),
+    Column("title", SealedText, nullable=False),
+    Column("text", SealedText, nullable=False),
     Column("digest", Bytes, nullable=False),
     Column("at", BigInteger),
     Column("embedder", Text),
@@ -300,10 +289,10 @@ terms = Table(
     "quire_terms",
     metadata,
     Column("tenant", Text, primary_key=True),
-    Column("scope", Text, primary_key=True),
-    Column("term", Text, primary_key=True),
+    Column("scope", SealedScope, primary_key=True),
+    Column("term", SealedTerm, primary_key=True),
     Column("block", BigInteger, primary_key=True, autoincrement=False),
-    Column("postings", Bytes, nullable=False),
+    Column("postings", SealedBytes, nullable=False),
 )
 """The inverted index: one row per term and block of numbers of passages or messages; it also stores the vectors of
 passages, by embedder."""
@@ -312,7 +301,7 @@ search_scopes = Table(
     "quire_search_scopes",
     metadata,
     Column("tenant", Text, primary_key=True),
-    Column("scope", Text, primary_key=True),
+    Column("scope", SealedScope, primary_key=True),
     Column("next_number", BigInteger, nullable=False),
     Column("passage_count", BigInteger, nullable=False),
     Column("revision", BigInteger, nullable=False),
@@ -334,8 +323,8 @@ message_segments = Table(
     Column("erasures", Integer, nullable=False),
     Column("format", Integer, nullable=False),
     Column("embedder", Text),
-    Column("columns", Bytes, nullable=False),
-    Column("terms", Bytes, nullable=False),
+    Column("columns", SealedBytes, nullable=False),
+    Column("terms", SealedBytes, nullable=False),
 )
 """Index of a branch's own messages, `ENTRIES_PER_SEGMENT` entries per row, as opaque bytes. Derived data.
 
@@ -368,12 +357,12 @@ memories = Table(
     metadata,
     Column("tenant", Text, primary_key=True),
     Column("memory", Text, primary_key=True),
-    Column("namespace", Text, nullable=False),
-    Column("text", Text, nullable=False),
+    Column("namespace", SealedName, nullable=False),
+    Column("text", SealedText, nullable=False),
     Column("conversation", Text),
     Column("branch", Integer),
     Column("seq", BigInteger),
-    Column("source", Text),
+    Column("source", SealedText),
     Column("created_at", BigInteger, nullable=False),
     Column("retired_at", BigInteger),
     Column("replaced_by", Text),
@@ -385,15 +374,15 @@ documents = Table(
     "quire_documents",
     metadata,
     Column("tenant", Text, primary_key=True),
-    Column("vault", Text, primary_key=True),
-    Column("path", Text, primary_key=True),
+    Column("vault", SealedName, primary_key=True),
+    Column("path", SealedName, primary_key=True),
     Column("digest", Bytes, nullable=False),
     Column("size", BigInteger, nullable=False),
     Column("modified_ns", BigInteger, nullable=False),
-    Column("title", Text, nullable=False),
-    Column("summary", Text, nullable=False),
-    Column("aliases", Text, nullable=False),
-    Column("headings", Text, nullable=False),
+    Column("title", SealedText, nullable=False),
+    Column("summary", SealedText, nullable=False),
+    Column("aliases", SealedText, nullable=False),
+    Column("headings", SealedText, nullable=False),
     Column("row_digest", Bytes, nullable=False),
 )
 """Indexed files of a vault; aliases and headings are JSON lists. Derived data."""
@@ -425,7 +414,7 @@ turn_events = Table(
     Column("conversation", Text, primary_key=True),
     Column("turn", Text, primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("events", Text, nullable=False),
+    Column("events", SealedText, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
 )
 """Events of running turns that other processes show, as JSON arrays; `number` counts the first event of a row."""
@@ -448,8 +437,8 @@ background_responses = Table(
     Column("response", Text, primary_key=True),
     Column("conversation", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
-    Column("request", Text, nullable=False),
-    Column("outcome", Text),
+    Column("request", SealedText, nullable=False),
+    Column("outcome", SealedText),
 )
 """Requests of background responses. A row is deleted when its response is recorded; `outcome` is the response that was
 cancelled or failed without a reply."""
@@ -511,7 +500,7 @@ audit = Table(
     Column("at", BigInteger, nullable=False),
     Column("actor", Text, nullable=False),
     Column("action", Text, nullable=False),
-    Column("target", Text, nullable=False),
+    Column("target", SealedText, nullable=False),
     Column("allowed", Integer, nullable=False),
     Column("address", Text, nullable=False),
     Column("digest", Bytes, nullable=False),
@@ -526,3 +515,14 @@ audit_heads = Table(
     Column("digest", Bytes, nullable=False),
 )
 """The last entry of each audit trail, so that a removed end is found."""
+
+tenant_keys = Table(
+    "quire_tenant_keys",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("key_id", Text, nullable=False),
+    Column("wrapped", Bytes, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
+"""Wrapped data keys of encrypted tenants: see `quire.db.tenant_keys`. Backups exclude this table: one that has it can
+be read after the tenant was purged."""

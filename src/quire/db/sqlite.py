@@ -13,6 +13,7 @@ from sqlalchemy.pool import QueuePool, StaticPool
 from sqlalchemy.sql import ClauseElement
 
 from quire.db import migrate
+from quire.db.column_types import set_encrypts
 from quire.db.database import (
     INLINE_READ_FLAG,
     InlineReadTooLong,
@@ -66,7 +67,7 @@ class SqliteDatabase:
         )
 
     @classmethod
-    async def open(cls, url: URL) -> "SqliteDatabase":
+    async def open(cls, url: URL, *, encrypts: bool = False) -> "SqliteDatabase":
         if url.database in (None, "", ":memory:"):
             writer = reader = _build_engine(url, begin=_BEGIN_WRITE, poolclass=StaticPool)
             inline = None
@@ -75,6 +76,9 @@ class SqliteDatabase:
             writer = _build_engine(url, begin=_BEGIN_WRITE, pool_size=1, max_overflow=0)
             reader = _build_engine(url, begin="BEGIN", pool_size=_READER_THREADS, max_overflow=0)
             inline = _build_engine(url, begin=None, pool_size=1, max_overflow=0)
+        for engine in (writer, reader, inline):
+            if engine is not None:
+                set_encrypts(engine.dialect, value=encrypts)
         database = cls(writer, reader, inline)
 
         def migrate_if_needed(connection: Connection) -> None:

@@ -4,14 +4,17 @@ An operation is a function `(connection, tenant, …)`. A part of the store bind
 runs: `list_origins = read(conversations.list_origins)`.
 """
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
+from sqlalchemy.sql import ClauseElement
 
 from quire.db.database import BULK_STATEMENT_SECONDS, REQUEST_STATEMENT_SECONDS, Database, TransactionOptions, Work
+from quire.db.raw_sql import fetch
 from quire.db.stored_bytes import UncountedBytes, recount_bytes, run_counted
+from quire.db.tenant_keys import TenantKeys
 from quire.errors import StoreError
 
 P = ParamSpec("P")
@@ -27,12 +30,30 @@ class TenantDatabase:
     """A database as one tenant uses it. All parts of a store share it."""
 
     def __init__(
-        self, database: Database, tenant: str, *, max_stored_bytes: int | None = None, masker: object | None = None
+        self,
+        database: Database,
+        tenant: str,
+        *,
+        max_stored_bytes: int | None = None,
+        masker: object | None = None,
+        keys: TenantKeys | None = None,
     ) -> None:
         """`masker` is in `Connection.info` during a write: see `quire.log.tenant_masker`."""
         if not tenant:
             raise StoreError("The tenant of a store must not be empty; give it a name.")
         self.database, self.tenant, self.max_stored_bytes, self._masker = database, tenant, max_stored_bytes, masker
+        self.keys = keys or TenantKeys()
+
+    async def read(self, work: Work[T], options: TransactionOptions) -> T:
+        """Runs a read with the tenant's cipher, if it is encrypted."""
+        return await self.keys.run(self.database.read, self.database, work, options, writes=False)
+
+    async def fetch(self, statement: ClauseElement, params: Mapping[str, Any]) -> list[Any]:
+        """The rows of a short query by itself, in one round trip unless the tenant is encrypted."""
+        if await self.keys.find(self.database, self.tenant, writes=False) is None:
+            return await self.database.fetch(statement, params, self.tenant)
+        options = TransactionOptions(self.tenant, inline=True)
+        return await self.read(lambda connection: fetch(connection, statement, params), options)
 
     async def write(self, work: Work[T], options: TransactionOptions) -> T:
         """Runs a write; under the quota of stored bytes, if there is one."""
@@ -40,17 +61,20 @@ class TenantDatabase:
         if masker is not None:
             work = partial(_run_masked, masker, work)
         if quota is None:
-            return await self.database.write(work, options)
+            return await self._write(work, options)
 
         def counted(connection: Connection) -> T:
             return run_counted(connection, tenant, quota, work)
 
         try:
-            return await self.database.write(counted, options)
+            return await self._write(counted, options)
         except UncountedBytes:
             bulk = TransactionOptions(tenant, statement_seconds=BULK_STATEMENT_SECONDS)
-            await self.database.write(lambda connection: recount_bytes(connection, tenant, start=True), bulk)
-            return await self.database.write(counted, options)
+            await self._write(lambda connection: recount_bytes(connection, tenant, start=True), bulk)
+            return await self._write(counted, options)
+
+    async def _write(self, work: Work[T], options: TransactionOptions) -> T:
+        return await self.keys.run(self.database.write, self.database, work, options, writes=True)
 
 
 def _run_masked(masker: object, work: Work[T], connection: Connection) -> T:
@@ -75,7 +99,7 @@ class StorePart:
         options = TransactionOptions(
             base.tenant, inline=transaction.inline, statement_seconds=transaction.statement_seconds
         )
-        run = base.write if transaction.writes else base.database.read
+        run = base.write if transaction.writes else base.read
         return await run(lambda connection: function(connection, base.tenant, *args, **kwargs), options)
 
     async def run_on_conversation(

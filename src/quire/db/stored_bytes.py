@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from sqlalchemy import BLOB, Column, Connection, bindparam, func, select, update
 from sqlalchemy import cast as sql_cast
 
+from quire.db.column_types import is_encrypting, measure_plaintext
 from quire.db.dialects import insert_or_ignore
 from quire.db.schema import blobs, entries, request_bodies, stored_bytes
 from quire.errors import StorageQuotaReached, StoreError
@@ -100,6 +101,8 @@ def recount_bytes(connection: Connection, tenant: str, *, start: bool = False) -
     for column in columns:
         # On PostgreSQL the length is read without the content.
         size = func.octet_length(column) if is_postgres else func.length(sql_cast(column, BLOB))
+        if is_encrypting():
+            size = measure_plaintext(column, size)
         query = select(func.sum(size)).where(column.table.c.tenant == tenant)
         total += int(connection.execute(query).scalar() or 0)
     connection.execute(update(stored_bytes).where(stored_bytes.c.tenant == tenant).values(bytes=total))

@@ -1,6 +1,6 @@
 """`Engine`: opens a store and its conversations. `open_engine` is the public `quire.open`."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.compaction.summarizer import Summarizer
 from quire.context.items import build_initial_changes
+from quire.db.tenant_keys import TenantKeys
 from quire.engine.config import EngineConfig
 from quire.engine.context_gatherer import list_application_tools
 from quire.engine.conversation import Conversation
@@ -43,6 +44,7 @@ async def open_engine(
     vault: "Vault | Path | str | None" = None,
     summarizer: Model | Summarizer | ModelBuilder | str | None = None,
     embedder: Embedder | None = None,
+    environ: Mapping[str, str] | None = None,
     **changes: Any,
 ) -> AsyncGenerator["Engine"]:
     """Opens the log at `url`. Any setting can be passed by name, as in `model="gpt-4o"`.
@@ -50,7 +52,7 @@ async def open_engine(
     An `agent`, or the path of its TOML file, adds rules, references, tools and memory. A `vault` is the folder in which
     `[[links]]` and `@paths` in messages are resolved. A `summarizer`, or the name of a model, writes the summaries of
     compactions; without one, or with "extract", they are extractive and need no model. An `embedder` adds
-    semantic search to the search by words.
+    semantic search to the search by words. `environ` has the key that `encryption.key_env` names.
     """
     if isinstance(agent, str | Path):
         from quire.context.agent_loader import load_agent
@@ -67,7 +69,8 @@ async def open_engine(
         # A named model is built at its first call.
         build = partial(get_model, source, base_url=merged.base_url)
         source = None if source == EXTRACT_SUMMARIZER else DeferredModel(source, build)
-    async with SqlStore.open(url, tenant=tenant, masking=merged.tenant_masking) as store:
+    keys = TenantKeys.from_settings(merged.encryption, environ or {})
+    async with SqlStore.open(url, tenant=tenant, masking=merged.tenant_masking, keys=keys) as store:
         config = EngineConfig.create(
             merged,
             instructions=instructions,

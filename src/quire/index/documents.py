@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, select, update
@@ -35,7 +36,8 @@ def list_documents(
             document = VaultDocument(**{name: row[name] for name in VaultDocument._fields})
             aliases, headings = (tuple(json.loads(row[name])) for name in ("aliases", "headings"))
             found.append(document._replace(aliases=aliases, headings=headings))
-    return found
+    # The database cannot order encrypted paths.
+    return sorted(found, key=attrgetter("path"))
 
 
 def put_documents(connection: Connection, tenant: str, vault: str, items: Sequence[IndexedDocument]) -> None:

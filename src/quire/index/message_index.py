@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, TextClause, and_, bindparam, delete, func, insert, or_, select, text
+from sqlalchemy import Connection, TextualSelect, and_, bindparam, delete, func, insert, or_, select, text
 
+from quire.db.column_types import seal_value
 from quire.db.dialects import insert_or_ignore, upsert
 from quire.db.raw_sql import fetch, fetch_binary, yield_to_event_loop
 from quire.db.schema import branches, entries, message_segments, terms, unindexed_branches
@@ -107,7 +108,7 @@ def read_segments(
 SEGMENT_DATA = text("""
     SELECT revision, columns, terms FROM quire_message_segments
     WHERE tenant = :tenant AND conversation = :conversation AND branch = :branch AND segment BETWEEN :first AND :last
-""")
+""").columns(*(message_segments.c[name] for name in ("revision", "columns", "terms")))
 
 
 def _group_consecutive(refs: Iterable[SegmentRef]) -> Iterator[tuple[int, int, int]]:
@@ -343,13 +344,14 @@ def read_message_index(
         if len(rows) == MAX_CHANGES:
             return MessageIndexRead(rows[-1][0], False, True, changes, {})
     postings: defaultdict[str, list[tuple[int, bytes]]] = defaultdict(list)
-    for chunk in split_chunks(query_terms):
+    sealed_scope = seal_value(terms.c.scope, scope.scope)
+    for chunk in split_chunks([seal_value(terms.c.term, each) for each in query_terms]):
         if connection.dialect.name == "postgresql":
             statement, chunk_terms = _POSTINGS_POSTGRES, {"terms": chunk}
         else:
             statement = _build_sqlite_query(len(chunk))
             chunk_terms = {f"term_{number}": term for number, term in enumerate(chunk)}
-        params = {"tenant": tenant, "scope": scope.scope, **chunk_terms}
+        params = {"tenant": tenant, "scope": sealed_scope, **chunk_terms}
         for term, block, data in fetch_binary(connection, statement, params):
             postings[term].append((block, data))
     return MessageIndexRead(revision, True, scope.format == FORMAT_VERSION, changes, postings)
@@ -358,20 +360,21 @@ def read_message_index(
 CHANGED_SEGMENTS = text("""
     SELECT revision, number, conversation, branch, format, columns FROM quire_message_segments
     WHERE tenant = :tenant AND revision > :revision ORDER BY revision LIMIT :limit
-""")
+""").columns(*(message_segments.c[each] for each in ("revision", *SegmentColumns._fields)))
+_POSTING_COLUMNS = (terms.c.term, terms.c.block, terms.c.postings)
 _POSTINGS_POSTGRES = text("""
     SELECT term, block, postings FROM quire_terms
     WHERE tenant = :tenant AND scope = :scope AND term = ANY(:terms)
-""")
+""").columns(*_POSTING_COLUMNS)
 
 
 @cache
-def _build_sqlite_query(count: int) -> TextClause:
+def _build_sqlite_query(count: int) -> TextualSelect:
     names = ", ".join(f":term_{number}" for number in range(count))
     return text(f"""
         SELECT term, block, postings FROM quire_terms
         WHERE tenant = :tenant AND scope = :scope AND term IN ({names})
-    """)  # noqa: S608 (the inserted text has only names of parameters)
+    """).columns(*_POSTING_COLUMNS)  # noqa: S608 (the inserted text has only names of parameters)
 
 
 def read_messages(

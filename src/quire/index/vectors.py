@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, select, text
 
 from quire.db import schema
+from quire.db.column_types import VECTOR_TERM_PREFIX, seal_value
 from quire.db.pgvector import uses_pgvector
 from quire.db.raw_sql import fetch_binary
 from quire.errors import StoreError
@@ -80,8 +81,8 @@ def remove_vectors(connection: Connection, tenant: str, scope: str, removed: Ite
         vector_terms = select(columns.term).where(
             columns.tenant == tenant,
             columns.scope == scope,
-            columns.term > f"vector:{embedder}:",
-            columns.term < f"vector:{embedder};",
+            columns.term > f"{VECTOR_TERM_PREFIX}{embedder}:",
+            columns.term < f"{VECTOR_TERM_PREFIX}{embedder};",
         )
         for term in connection.execute(vector_terms.distinct()).scalars().all():
             numbers_by_row: defaultdict[IndexRowKey, set[int]] = defaultdict(set)
@@ -116,7 +117,7 @@ _NEAREST = text("""
 
 def _vector_term(embedder: str, dimensions: int) -> str:
     """The index term of vectors; it cannot collide with a word, since no word contains a colon."""
-    return f"vector:{embedder}:{dimensions}"
+    return f"{VECTOR_TERM_PREFIX}{embedder}:{dimensions}"
 
 
 def _remove_numbers(data: bytes, numbers: Collection[int], *, dimensions: int) -> bytes:
@@ -148,7 +149,8 @@ def _rank_in_process(
     query = np.frombuffer(vector, dtype="<f4")
     numbers: list[NDArray[np.uint32]] = []
     scores: list[NDArray[np.float32]] = []
-    block_params = {**params, "term": _vector_term(embedder, len(query)), "last": -1}
+    scope = seal_value(schema.terms.c.scope, params["scope"])
+    block_params = {**params, "scope": scope, "term": _vector_term(embedder, len(query)), "last": -1}
     while blocks := fetch_binary(connection, _VECTOR_BLOCKS, block_params):
         for _, block in blocks:
             number, rows = _split_rows(block, len(query))
@@ -166,4 +168,4 @@ _VECTOR_BLOCKS = text(f"""
     SELECT block, postings FROM quire_terms
     WHERE tenant = :tenant AND scope = :scope AND term = :term AND block > :last
     ORDER BY block LIMIT {_BLOCKS_PER_READ}
-""")  # noqa: S608 (a constant)
+""").columns(schema.terms.c.block, schema.terms.c.postings)  # noqa: S608 (a constant)

@@ -4,11 +4,13 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Concatenate
 
 from sqlalchemy import Connection, Select, bindparam, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from quire.db.column_types import is_encrypting
 from quire.db.dialects import sanitize_text, upsert
 from quire.db.notifications import mark_changed
 from quire.db.raw_sql import execute, fetch
@@ -179,7 +181,9 @@ def list_conversations(
     query = query.where(*(conversations.c[name] == value for name, value in origin or () if value is not None))
     if main_only:
         query = query.where(conversations.c.purpose.is_(None))
-    if tag is not None:
+    if tag is not None and is_encrypting():
+        query = query.where(conversations.c.metadata.is_not(None))
+    elif tag is not None:
         text = json.dumps(f",{tag.strip().lower()},", ensure_ascii=False)[1:-1]
         escaped = re.sub(r"[%_/]", r"/\g<0>", text)
         query = query.where(conversations.c.metadata.like(f"%{_LIKE_TAGS}%{escaped}%", escape="/"))
@@ -188,6 +192,9 @@ def list_conversations(
             (conversations.c.updated_at < before.updated_at)
             | ((conversations.c.updated_at == before.updated_at) & (conversations.c.conversation < before.id))
         )
+    if tag is not None and is_encrypting():
+        found = (_to_conversation(row) for row in connection.execute(query, {"tenant": tenant}))
+        return list(islice((each for each in found if tag.strip().lower() in each.tags), limit))
     return [_to_conversation(row) for row in connection.execute(query.limit(limit), {"tenant": tenant})]
 
 
@@ -211,9 +218,12 @@ def list_origins(connection: Connection, tenant: str, *, limit: int = 200) -> li
 
 def list_tags(connection: Connection, tenant: str) -> list[str]:
     """Tags of all conversations, in alphabetical order."""
+    has_tags = conversations.c.metadata.like(f"%{_LIKE_TAGS}%", escape="/")
+    if is_encrypting():
+        has_tags = conversations.c.metadata.is_not(None)
     query = (
         select(conversations.c.metadata)
-        .where(conversations.c.tenant == tenant, conversations.c.metadata.like(f"%{_LIKE_TAGS}%", escape="/"))
+        .where(conversations.c.tenant == tenant, has_tags)
         .order_by(conversations.c.updated_at.desc())
         .limit(MAX_TAGGED_CONVERSATIONS)
     )

@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, bindparam, select
 
 from quire.db import dialects
+from quire.db.column_types import is_encrypting, open_value, seal_value
 from quire.db.raw_sql import fetch, open_cursor
-from quire.db.schema import manifests
+from quire.db.schema import branches, manifests
+from quire.db.schema import conversations as conversations_table
 from quire.errors import ConversationNotFound
 from quire.log import conversations
+from quire.log.row_digests import ROW_DIGEST
 from quire.log.types import BranchMatch, ConversationOrigin
 
 FIRST_PROBE_PATHS = 16
@@ -96,11 +99,16 @@ def _find_hit_postgres(connection: Connection, scope: _Scope, paths: Sequence[by
     else:
         statement = _MATCH_ANY_CONVERSATION if scope.session is None else _MATCH_SESSION_FIRST
     with open_cursor(connection) as cursor:
-        cursor.execute(statement, {**scope._asdict(), "paths": list(paths)})
+        session = seal_value(conversations_table.c.session, scope.session)
+        cursor.execute(statement, {**scope._asdict(), "session": session, "paths": list(paths)})
         row: Any = cursor.fetchone()
     if row is None:
         return None
     is_preferred, length, seq, manifest, *branch = row
+    if is_encrypting():
+        manifest = open_value(manifests.c.manifest, manifest)
+        columns = [branches.c[name] for name in (*conversations.BRANCH_FIELDS, ROW_DIGEST)]
+        branch = [open_value(column, value) for column, value in zip(columns, branch, strict=True)]
     return _Hit(BranchMatch(length, conversations.parse_branch_row(tuple(branch)), seq, manifest), is_preferred)
 
 

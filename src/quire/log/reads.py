@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from sqlalchemy import Connection, Integer, Select, and_, bindparam, func, literal_column, or_, select
 
+from quire.db.column_types import is_encrypting, measure_plaintext
 from quire.db.database import check_inline_rows, fetch_all
 from quire.db.raw_sql import fetch
 from quire.db.schema import entries
@@ -64,7 +65,8 @@ CONTROL_ENTRIES: EntryQuery = RANGE.where(entries.c.kind != literal_column("'mes
 # What may differ from entries that were read before: new ones, and purged ones. The last known entry is read again,
 # because its digest proves that those before it are the same.
 CHANGED: EntryQuery = RANGE.where(or_(entries.c.seq >= bindparam("known_last"), entries.c.purged_at.is_not(None)))
-_REFERENCING: EntryQuery = RANGE.where(entries.c.notes.contains('"references":[', autoescape=True))
+_HAS_REFERENCES = '"references":['
+_REFERENCING: EntryQuery = RANGE.where(entries.c.notes.contains(_HAS_REFERENCES, autoescape=True))
 
 
 def read_range(
@@ -167,11 +169,18 @@ def read_messages(connection: Connection, tenant: str, keys: Sequence[MessageKey
 
 def read_referencing_entries(connection: Connection, tenant: str, branch: Branch) -> list[Entry]:
     """Entries of the branch whose metadata references documents."""
+    if is_encrypting():
+        every = read_range(connection, tenant, branch)
+        return [entry for entry in every if _HAS_REFERENCES in (entry.raw_metadata or "")]
     return _read_ranges(connection, tenant, branch, _REFERENCING, reversed(list(branch.split_ranges())), None)
 
 
 def find_replies(connection: Connection, tenant: str, branch: Branch, text: str) -> list[Entry]:
-    """Replies of the branch whose content or metadata has a text. The database compares, and returns only these."""
+    """Replies of the branch whose content or metadata has a text. The database compares, and returns only these, unless
+    the tenant is encrypted."""
+    if is_encrypting():
+        replies = read_range(connection, tenant, branch, kinds=["message"], roles=["assistant"])
+        return [entry for entry in replies if text in entry.raw or text in (entry.raw_metadata or "")]
     has_text = or_(entries.c.body.contains(text, autoescape=True), entries.c.notes.contains(text, autoescape=True))
     statement = _filter_query(RANGE, ["message"], ["assistant"]).where(has_text)
     return _read_ranges(connection, tenant, branch, statement, branch.split_ranges(), None)
@@ -195,7 +204,10 @@ def list_roles(connection: Connection, tenant: str, branch: Branch) -> list[tupl
 def sum_message_tokens(connection: Connection, tenant: str, branch: Branch, *, first: int, last: int) -> int:
     """Tokens of the messages `first` to `last` of the branch, without reading them; a message without a count is
     estimated as in a window."""
-    tokens = func.coalesce(entries.c.tokens, func.length(entries.c.body, type_=Integer) // BODY_CHARS_PER_TOKEN)
+    length = func.length(entries.c.body, type_=Integer)
+    if is_encrypting():
+        length = measure_plaintext(entries.c.body, length)
+    tokens = func.coalesce(entries.c.tokens, length // BODY_CHARS_PER_TOKEN)
     total = 0
     for own_range in branch.split_ranges(first, last):
         query = select(func.coalesce(func.sum(tokens), 0)).where(

@@ -133,6 +133,10 @@ class PurgedTenantSchema(JsonModel):
     rows: int
 
 
+class RewrappedKeysSchema(JsonModel):
+    tenants: list[str]
+
+
 class EntryLocationSchema(JsonModel):
     conversation: str
     branch: int

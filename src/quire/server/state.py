@@ -10,6 +10,7 @@ from starlette.requests import Request
 from quire.agent.limits import build_mcp_limits, build_turn_limits
 from quire.agent.mcp.servers import MCPServers, MCPToolRunner
 from quire.agent.protocols import ToolRunner
+from quire.db.tenant_keys import TenantKeys
 from quire.engine import Engine
 from quire.engine.tenants import TenantEngines
 from quire.errors import ModelRequestRejected
@@ -144,7 +145,12 @@ async def open_server_state(
     """
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(
-            SqlStore.open(url, listen_url=settings.listen_database_url, masking=settings.tenant_masking)
+            SqlStore.open(
+                url,
+                listen_url=settings.listen_database_url,
+                masking=settings.tenant_masking,
+                keys=TenantKeys.from_settings(settings.encryption, environ or {}),
+            )
         )
         client = await stack.enter_async_context(UpstreamClient(timeout_seconds=settings.upstream_timeout))
         runners: tuple[ToolRunner, ...] = ()

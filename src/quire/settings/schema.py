@@ -123,6 +123,27 @@ class TenantMasking(FrozenModel):
         return patterns
 
 
+class Encryption(FrozenModel):
+    """Encryption of stored text, with a data key for each tenant."""
+
+    tenants: tuple[str, ...] = Field(
+        default=("*",), min_length=1, description="Tenants that are encrypted, by name or by pattern such as *."
+    )
+    key_file: str | None = Field(
+        default=None, description="File with key-encryption keys of 32 bytes in base64, the current one first."
+    )
+    key_env: str | None = Field(default=None, description="Environment variable with these keys.")
+    key_command: tuple[str, ...] | None = Field(
+        default=None, min_length=1, description="Program that wraps and unwraps data keys, with its arguments."
+    )
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if sum(each is not None for each in (self.key_file, self.key_env, self.key_command)) != 1:
+            raise ValueError("set one of key_file, key_env and key_command")
+        return self
+
+
 class GroupRole(FrozenModel):
     """What the people of a group are: their tenant, and their role in it."""
 
@@ -336,6 +357,11 @@ class Settings(FrozenModel):
         description="Tenants whose secrets are masked before they are stored, by name or by pattern such as *: "
         "patterns. See docs/secrets.md; requests to models are sent as they are.",
     )
+    encryption: Encryption | None = Field(
+        default=None,
+        description="Encrypt the stored text of tenants: tenants, and one of key_file, key_env and key_command. See "
+        "docs/encryption.md; else it is stored as it is.",
+    )
     sign_in: SignIn | None = Field(
         default=None,
         description="Sign-in by an identity provider (OpenID Connect): issuer, client_id, client_secret_env, url, "
@@ -389,6 +415,11 @@ def tenant_quota_for(settings: Settings, tenant: str) -> TenantQuota:
 def tenant_masking_for(masking: Mapping[str, TenantMasking], tenant: str) -> TenantMasking | None:
     """How the tenant's secrets are masked before they are stored; None if they are not."""
     return _find_for_tenant(masking, tenant)
+
+
+def is_encrypted_tenant(encryption: Encryption, tenant: str) -> bool:
+    """Whether the settings say that the tenant is encrypted. A person's space is if its tenant is."""
+    return _find_for_tenant(dict.fromkeys(encryption.tenants, True), tenant) is not None
 
 
 def _find_for_tenant(values: Mapping[str, T], tenant: str) -> T | None:

@@ -15,6 +15,7 @@ from quire.db.dialects import upsert
 from quire.db.notifications import ConversationKey
 from quire.db.schema import sweeps
 from quire.db.store_part import StorePart, read, read_bulk, read_inline, write
+from quire.db.tenant_keys import list_encrypted_tenants
 
 
 class ConversationActivity(NamedTuple):
@@ -121,3 +122,4 @@ class AllTenants(StorePart):
     list_branch_heads = read(list_branch_heads)
     list_unanswered = read(list_unanswered)
     get_data_version = read_inline(get_data_version)
+    list_encrypted_tenants = read(list_encrypted_tenants)

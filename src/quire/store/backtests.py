@@ -23,6 +23,7 @@ from sqlalchemy import (
     update,
 )
 
+from quire.db.column_types import SealedText
 from quire.db.schema import conversations, entries, metadata, paths
 from quire.db.store_part import StorePart, read, read_bulk, write
 from quire.errors import Conflict, NotFound
@@ -38,11 +39,11 @@ backtests = Table(
     Column("backtest", Text, primary_key=True),
     Column("created_at", BigInteger, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
-    Column("spec", Text, nullable=False),
+    Column("spec", SealedText, nullable=False),
     Column("conversations", Integer, nullable=False),
     Column("finished", Integer, nullable=False),
-    Column("totals", Text),
-    Column("failure", Text),
+    Column("totals", SealedText),
+    Column("failure", SealedText),
 )
 """Backtests: the number of their conversations, of those in finished shards, and the totals of these shards."""
 
@@ -52,7 +53,7 @@ backtest_shards = Table(
     Column("tenant", Text, primary_key=True),
     Column("backtest", Text, primary_key=True),
     Column("shard", Integer, primary_key=True, autoincrement=False),
-    Column("selection", Text, nullable=False),
+    Column("selection", SealedText, nullable=False),
     Column("attempts", Integer, nullable=False),
     Column("done", Double, nullable=False),
 )

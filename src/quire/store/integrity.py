@@ -4,7 +4,7 @@ Entries have a hash chain and a digest of their content, blobs the digest of the
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import sha256
 from math import isclose
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Table, select, tuple_
 
 from quire.access.spending import shard_of
+from quire.db.column_types import verify_values
 from quire.db.schema import (
     api_keys,
     blob_uses,
@@ -46,6 +47,7 @@ _COST_TOLERANCE = 1e-9
 _CHANGED_ROW = "is not as it was recorded"
 
 
+@verify_values()
 def verify_tenant(connection: Connection, tenant: str) -> list[IntegrityFault]:
     """The faults of the rows that belong to no conversation: memories, API keys, token calibrations, transcripts and
     costs."""
@@ -75,6 +77,7 @@ def verify_tenant(connection: Connection, tenant: str) -> list[IntegrityFault]:
     return faults
 
 
+@verify_values()
 def verify_conversation(connection: Connection, tenant: str, conversation: str) -> list[IntegrityFault]:
     """The faults of all branches; an empty list means that every byte is as it was recorded."""
 
@@ -102,27 +105,31 @@ def verify_conversation(connection: Connection, tenant: str, conversation: str) 
     heads = {branch_row["branch"]: branch_row["head_seq"] for branch_row in branch_rows}
     faults += _find_stray_rows(connection, tenant, conversation, heads)
     manifest_rows = ledger.list_manifest_rows(connection, tenant, conversation)
-    faults += [
-        IntegrityFault(manifest_row["branch"], manifest_row["seq"], f"has a manifest that {_CHANGED_ROW}")
-        for manifest_row in manifest_rows
-        if not has_row_digest(manifests, manifest_row)
-    ]
-    faults += _verify_bodies(connection, tenant, conversation, manifest_rows)
+    changed = [(row["branch"], row["seq"]) for row in manifest_rows if not has_row_digest(manifests, row)]
+    faults += [IntegrityFault(*each, f"has a manifest that {_CHANGED_ROW}") for each in changed]
+    faults += _verify_bodies(connection, tenant, conversation, manifest_rows, changed)
     faults += _verify_imports(connection, tenant, conversation)
     return faults
 
 
 def _verify_bodies(
-    connection: Connection, tenant: str, conversation: str, manifest_rows: Iterable[Mapping[Any, Any]]
+    connection: Connection,
+    tenant: str,
+    conversation: str,
+    manifest_rows: Iterable[Mapping[Any, Any]],
+    changed: Collection[tuple[int, int]],
 ) -> Iterator[IntegrityFault]:
-    """Compares the bodies of requests with the digests in their manifests."""
+    """Compares the bodies of requests with the digests in their manifests, except in those that were changed."""
     digests = {
         (row["branch"], row["seq"]): manifest.forwarded.stored_body_digest
         for row in manifest_rows
-        if (manifest := Manifest.parse(row["manifest"])).forwarded is not None
+        if (row["branch"], row["seq"]) not in changed
+        and (manifest := Manifest.parse(row["manifest"])).forwarded is not None
     }
     reader = BodyReader(connection, tenant, conversation)
     for branch, seq in reader.list_keys():
+        if (branch, seq) in changed:
+            continue
         try:
             body = reader.read((branch, seq)) or b""
         except IntegrityViolation:

@@ -11,9 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, Text, bindparam, delete, func, or_, select, text, update
+from sqlalchemy import ColumnElement, Connection, Table, Text, bindparam, delete, func, or_, select, update
 
 from quire.db import schema
+from quire.db.column_types import SealedText, is_encrypting
+from quire.db.raw_sql import yield_to_event_loop
 from quire.db.schema import blob_uses, entries, manifests, metadata
 from quire.db.stored_bytes import recount_bytes
 from quire.errors import InvalidEntry, InvalidRequest
@@ -43,6 +45,9 @@ MAX_ESCAPE_DEPTH = 3
 
 CLEARED_COLUMNS = ("title", "metadata", "project", "agent", "parent_agent")
 """Texts of a conversation that may be cleared; its id, session, client and purpose identify it."""
+
+_ROWS_PER_READ = 200
+"""Rows of an encrypted tenant that are decrypted at a time to search them."""
 
 ValueRow = Mapping[str, Any]
 """Primary key of a row that contains the value."""
@@ -214,8 +219,6 @@ _OVERWRITE_MANIFEST = (
 
 def _purge_memory_quotes(connection: Connection, tenant: str, purged: Iterable[Memory]) -> None:
     """Deletes blobs in which requests contained these memories. Blobs with the same text from other sources stay."""
-    match_offset = "position(:quote IN data)" if connection.dialect.name == "postgresql" else "instr(data, :quote)"
-    with_quote = text(f"SELECT digest FROM quire_blobs WHERE tenant = :tenant AND {match_offset} > 0")  # noqa: S608 (constants)
     with_manifest = (
         select(blob_uses.c.conversation, blob_uses.c.branch, blob_uses.c.seq, manifests.c.manifest)
         .join(
@@ -228,8 +231,7 @@ def _purge_memory_quotes(connection: Connection, tenant: str, purged: Iterable[M
         .where(blob_uses.c.tenant == tenant)
     )
     for memory in purged:
-        parameters = {"tenant": tenant, "quote": memory.text.encode()}
-        for digest in connection.execute(with_quote, parameters).scalars().all():
+        for digest in [row["digest"] for row in _find_rows(connection, tenant, schema.blobs, [memory.text])]:
             uses = connection.execute(with_manifest.where(blob_uses.c.digest == digest)).all()
             for conversation, branch, seq, manifest in uses:
                 included = Manifest.parse(manifest).included
@@ -318,21 +320,42 @@ def erase_value(connection: Connection, tenant: str, value: str) -> ValuePurge:
 
 
 def _find_rows(connection: Connection, tenant: str, table: Table, forms: Sequence[str]) -> list[ValueRow]:
-    """Rows of a table with one of these texts in any column."""
+    """Rows of a table with one of these texts in any column. The database compares, unless the tenant is encrypted."""
+    is_text = (Text, SealedText)
+    columns = [each for each in table.c if isinstance(each.type, is_text) and each.name != "tenant"]
+    if table is schema.blobs:
+        columns.append(schema.blobs.c.data)
+    if not columns:
+        return []
+    if is_encrypting():
+        keys = [column.name for column in table.primary_key]
+        query = select(*{column.name: column for column in (*table.primary_key, *columns)}.values())
+        in_parts = query.where(table.c.tenant == tenant).execution_options(yield_per=_ROWS_PER_READ)
+        found: list[ValueRow] = []
+        for rows in connection.execute(in_parts).mappings().partitions():
+            found += [
+                {name: row[name] for name in keys}
+                for row in rows
+                if any(_has_form(row[column.name], forms) for column in columns)
+            ]
+            yield_to_event_loop(connection)
+        return found
     conditions: list[ColumnElement[bool]] = []
-    for column in table.c:
-        if column is not schema.blobs.c.data and (not isinstance(column.type, Text) or column.name == "tenant"):
-            continue
+    for column in columns:
         for form in forms:
             quote = bindparam(None, form.encode() if column is schema.blobs.c.data else form, type_=column.type)
             if connection.dialect.name == "postgresql":
                 conditions.append(func.position(quote.op("IN")(column)) > 0)
             else:
                 conditions.append(func.instr(column, quote) > 0)
-    if not conditions:
-        return []
     query = select(*table.primary_key).where(table.c.tenant == tenant, or_(*conditions))
     return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _has_form(value: str | bytes | None, forms: Sequence[str]) -> bool:
+    if isinstance(value, bytes):
+        return any(form.encode() in value for form in forms)
+    return value is not None and any(form in value for form in forms)
 
 
 def _clear_texts(connection: Connection, tenant: str, table_name: str, rows: Sequence[ValueRow], value: str) -> bool:

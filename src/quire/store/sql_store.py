@@ -16,7 +16,14 @@ from quire.access.keys import Keys, RateLimits
 from quire.access.spending import Spending
 from quire.access.users import Sessions, Shares, Users
 from quire.db import dialects, migrate
-from quire.db.database import Database, ObservedDatabase, PoolStats, TransactionObserver, TransactionOptions
+from quire.db.database import (
+    BULK_STATEMENT_SECONDS,
+    Database,
+    ObservedDatabase,
+    PoolStats,
+    TransactionObserver,
+    TransactionOptions,
+)
 from quire.db.notifications import Notifications
 from quire.db.store_part import (
     DEFAULT_TENANT,
@@ -33,6 +40,7 @@ from quire.db.store_part import (
     write_bulk,
     write_conversation,
 )
+from quire.db.tenant_keys import TenantKeys
 from quire.errors import BlobNotFound, StoreError
 from quire.index.documents import Documents
 from quire.index.memories import Memories
@@ -44,7 +52,7 @@ from quire.log.imports import Imports
 from quire.log.request_bodies import get_bodies, get_body, has_purged_content, list_body_rows
 from quire.log.titles import fill_titles
 from quire.log.transcripts import Transcripts
-from quire.log.types import MAIN_BRANCH, Branch, ConversationRecord, ReplyRecord, Window
+from quire.log.types import MAIN_BRANCH, Branch, ConversationRecord, ReplyRecord, TenantPurge, Window
 from quire.model import Entry, EntryKind, Manifest, Role, Span
 from quire.settings.schema import TenantMasking
 from quire.store import integrity
@@ -89,9 +97,10 @@ class SqlStore(StorePart):
         tenant: str = DEFAULT_TENANT,
         max_stored_bytes: int | None = None,
         masker_for: Callable[[str], SecretMasker | None] = lambda _: None,
+        keys: TenantKeys | None = None,
     ) -> None:
         self._masker_for, self.masker = masker_for, masker_for(tenant)
-        base = TenantDatabase(database, tenant, max_stored_bytes=max_stored_bytes, masker=self.masker)
+        base = TenantDatabase(database, tenant, max_stored_bytes=max_stored_bytes, masker=self.masker, keys=keys)
         super().__init__(base)
         self.passages = Passages(base)
         self.message_index = MessageIndex(base)
@@ -125,13 +134,15 @@ class SqlStore(StorePart):
         tenant: str = DEFAULT_TENANT,
         listen_url: str | None = None,
         masking: Mapping[str, TenantMasking] | None = None,
+        keys: TenantKeys | None = None,
     ) -> AsyncGenerator["SqlStore"]:
         """Opens `sqlite:///path` (created and migrated if needed) or `postgresql://…` (see `quire db upgrade`).
 
         If `url` leads to a pooler, `listen_url` leads past it, for the connection of `notifications`. `masking` names
-        the tenants whose secrets are masked before they are stored."""
-        database = await dialects.open_database(url, listen_url=listen_url)
-        store = cls(database, tenant=tenant, masker_for=build_maskers(masking or {}))
+        the tenants whose secrets are masked before they are stored, and `keys` encrypts what is stored."""
+        encrypts = keys is not None and keys.wrapper is not None
+        database = await dialects.open_database(url, listen_url=listen_url, encrypts=encrypts)
+        store = cls(database, tenant=tenant, masker_for=build_maskers(masking or {}), keys=keys)
         try:
             yield store
         finally:
@@ -140,7 +151,11 @@ class SqlStore(StorePart):
     def for_tenant(self, tenant: str, *, max_stored_bytes: int | None = None) -> "SqlStore":
         """A store for another tenant on the same database, with its quota; closing either closes both."""
         return SqlStore(
-            self.base.database, tenant=tenant, max_stored_bytes=max_stored_bytes, masker_for=self._masker_for
+            self.base.database,
+            tenant=tenant,
+            max_stored_bytes=max_stored_bytes,
+            masker_for=self._masker_for,
+            keys=self.base.keys,
         )
 
     async def close(self) -> None:
@@ -208,13 +223,30 @@ class SqlStore(StorePart):
     has_purged_content = read_inline(has_purged_content)
     export_tenant = read_bulk(export_tenant)
     import_tenant = write_bulk(import_tenant)
-    purge_tenant = _erase(purge_tenant)
     verify_tenant = read_bulk(integrity.verify_tenant)
     verify_conversation = read_bulk(integrity.verify_conversation)
 
+    async def purge_tenant(self) -> TenantPurge:
+        """Deletes every row of the tenant and its data key, also from the disk. Needs no key-encryption key."""
+        database, tenant = self.base.database, self.tenant
+        options = TransactionOptions(tenant, statement_seconds=BULK_STATEMENT_SECONDS)
+        purged = await database.write(lambda connection: purge_tenant(connection, tenant), options)
+        await database.scrub()
+        return purged
+
+    async def rewrap_keys(self) -> list[str]:
+        """Wraps the data keys of all encrypted tenants with the current key-encryption key; returns the tenants."""
+        rewrapped = [
+            tenant
+            for tenant in await self.all_tenants.list_encrypted_tenants()
+            if await self.base.keys.rewrap(self.base.database, tenant)
+        ]
+        await self.base.database.scrub()
+        return rewrapped
+
     async def get_branch(self, conversation: str, number: int = MAIN_BRANCH) -> Branch:
         params = {"tenant": self.tenant, "conversation": conversation, "branch": number}
-        for row in await self.base.database.fetch(conversations.BRANCH, params, self.tenant):
+        for row in await self.base.fetch(conversations.BRANCH, params):
             return conversations.parse_branch_row(row)
         # Says what is missing.
         return await self.run(read_inline, conversations.get_branch, conversation, number)

@@ -2,7 +2,7 @@
 
 Derived rows are included, so that search works at once. Vectors of passages are not, because their type depends on the
 database: they are computed again. Background responses, leases, live events, rate limits and reserved
-spending end with their processes.
+spending end with their processes. An archive is not encrypted, and an import encrypts it with the key of its tenant.
 """
 
 import json
@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import Column, Connection, Table, select, tuple_
+from sqlalchemy import Column, Connection, Table, literal, select, tuple_
 
+from quire.db.column_types import VECTOR_TERM_PREFIX
 from quire.db.dialects import insert_rows, insert_tuples
 from quire.db.migrate import SCHEMA_VERSION
 from quire.db.schema import (
@@ -28,6 +29,7 @@ from quire.db.schema import (
     request_bodies,
     sessions,
     spend_reservations,
+    tenant_keys,
     terms,
     turn_events,
     turn_leases,
@@ -38,9 +40,8 @@ ARCHIVE_FORMAT = 1
 ROWS_PER_LINE = 500
 LARGE_ROWS_PER_LINE = 20
 _LARGE_TABLES = (blobs, request_bodies, message_segments)
-_LIVE_TABLES = (background_responses, turn_leases, turn_events, rate_limits, spend_reservations, sessions)
+_LIVE_TABLES = (background_responses, turn_leases, turn_events, rate_limits, spend_reservations, sessions, tenant_keys)
 _VECTOR_COLUMNS = (passages.c.embedder, passages.c.vector)
-_VECTOR_TERM_PREFIX = "vector:"
 _BYTES_KEY = "base64"
 
 
@@ -86,13 +87,13 @@ def _read_pages(
     limit = LARGE_ROWS_PER_LINE if table in _LARGE_TABLES else ROWS_PER_LINE
     query = select(*columns).where(table.c.tenant == tenant).order_by(*key).limit(limit)
     if table is terms:
-        query = query.where(terms.c.term.not_like(f"{_VECTOR_TERM_PREFIX}%"))
+        query = query.where(terms.c.term.not_like(f"{VECTOR_TERM_PREFIX}%"))
     page = [list(row) for row in connection.execute(query)]
     while page:
         yield page
         if not key:
             break
-        last = tuple_(*(page[-1][columns.index(column)] for column in key))
+        last = tuple_(*(literal(page[-1][columns.index(column)], column.type) for column in key))
         page = [list(row) for row in connection.execute(query.where(tuple_(*key) > last))]
 
 

@@ -111,7 +111,7 @@ def read_usage(
         unused_rules=_read_groups(connection, tenant, "rule", since_day, limit=limit, unused="requests"),
         unused_tools=_read_groups(connection, tenant, "tool", since_day, limit=limit, unused="uses"),
         turns=[TurnUsage._make(row) for row in connection.execute(turns)],
-        unused_documents=UnusedDocuments(unused_count, tuple(unused_paths.scalars())),
+        unused_documents=UnusedDocuments(unused_count, tuple(sorted(unused_paths.scalars()))),
         pending_branches=count_pending_branches(connection, tenant),
     )
 

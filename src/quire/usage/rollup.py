@@ -31,6 +31,7 @@ from sqlalchemy import (
     text,
 )
 
+from quire.db.column_types import SealedName, is_encrypting
 from quire.db.dialects import upsert
 from quire.db.raw_sql import yield_to_event_loop
 from quire.db.schema import entries, manifests, metadata, uncounted_branches
@@ -58,7 +59,7 @@ usage_contributions = Table(
     Column("conversation", Text, primary_key=True),
     Column("dimension", Text, primary_key=True),
     Column("day", Integer, primary_key=True, autoincrement=False),
-    Column("name", Text, primary_key=True),
+    Column("name", SealedName, primary_key=True),
     *(Column(name, BigInteger, nullable=False) for name in UsageCounts._fields),
 )
 """What each conversation adds to the totals."""
@@ -69,7 +70,7 @@ usage_totals = Table(
     Column("tenant", Text, primary_key=True),
     Column("dimension", Text, primary_key=True),
     Column("day", Integer, primary_key=True, autoincrement=False),
-    Column("name", Text, primary_key=True),
+    Column("name", SealedName, primary_key=True),
     *(Column(name, BigInteger, nullable=False) for name in UsageCounts._fields),
 )
 """The sum of the contributions of all conversations, by dimension, day (number since 1970, UTC) and name."""
@@ -93,8 +94,8 @@ document_pairs = Table(
     "quire_document_pairs",
     metadata,
     Column("tenant", Text, primary_key=True),
-    Column("first", Text, primary_key=True),
-    Column("second", Text, primary_key=True),
+    Column("first", SealedName, primary_key=True),
+    Column("second", SealedName, primary_key=True),
     Column("conversations", BigInteger, nullable=False),
 )
 """Documents that are used together, and in how many conversations; `first` sorts before `second`."""
@@ -341,11 +342,12 @@ def _read_countable(
 ) -> list[tuple[Entry, str | None]]:
     """The branch's own entries that may add to the roll-up, each with its manifest."""
     params = {"tenant": tenant, "conversation": conversation, "branch": branch, "first": first, "last": last}
-    rows = connection.execute(_COUNTABLE.limit(limit), params)
+    countable = _ENCRYPTED_COUNTABLE if is_encrypting() else _COUNTABLE
+    rows = connection.execute(countable.limit(limit), params)
     return [(Entry._make(row[:-1]), row[-1]) for row in rows]
 
 
-_COUNTABLE = (
+_WITH_MANIFEST = (
     select(*ENTRY_COLUMNS, manifests.c.manifest)
     .outerjoin(
         manifests,
@@ -361,10 +363,16 @@ _COUNTABLE = (
         entries.c.conversation == bindparam("conversation"),
         entries.c.branch == bindparam("branch"),
         entries.c.seq.between(bindparam("first"), bindparam("last")),
-        or_(entries.c.role == "assistant", entries.c.kind == "compaction", entries.c.notes.contains('"references":')),
     )
     .order_by(entries.c.seq)
 )
+_COUNTABLE = _WITH_MANIFEST.where(
+    or_(entries.c.role == "assistant", entries.c.kind == "compaction", entries.c.notes.contains('"references":'))
+)
+_ENCRYPTED_COUNTABLE = _WITH_MANIFEST.where(
+    or_(entries.c.role == "assistant", entries.c.kind == "compaction", entries.c.notes.is_not(None))
+)
+"""The database cannot search in encrypted metadata. An entry without references adds nothing."""
 
 
 def _read_marks(connection: Connection, tenant: str, conversation: str) -> dict[int, int]:
