@@ -28,7 +28,7 @@ def filter_objects(value: object) -> list[dict[str, Any]]:
     """Objects in an untrusted list; empty if it is not a list."""
     if not isinstance(value, list):
         return []
-    return [cast("dict[str, Any]", item) for item in cast("list[object]", value) if isinstance(item, dict)]
+    return cast("list[dict[str, Any]]", [item for item in cast("list[object]", value) if isinstance(item, dict)])
 
 
 def get_object(raw: Mapping[str, Any], *keys: str) -> dict[str, Any]:
