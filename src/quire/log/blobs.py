@@ -42,12 +42,9 @@ def import_blob(connection: Connection, tenant: str, digest: bytes, blob: Blob) 
     connection.execute(upsert(connection, blobs, replace=["uploaded_at"]), row)
 
 
-def insert_blobs(
-    connection: Connection, tenant: str, items: Iterable[Blob], *, exclude: Collection[bytes] = ()
-) -> None:
-    """Stores these blobs except those in `exclude`: most texts of a request were in the previous one too."""
-    unmasked = {digest: blob for blob in items if (digest := compute_digest(blob)) not in exclude}
-    new = {digest: _mask_blob(connection, blob) for digest, blob in unmasked.items()}
+def insert_blobs(connection: Connection, tenant: str, items: Iterable[Blob]) -> None:
+    """Stores these blobs, unless they are stored."""
+    new = {compute_digest(blob): _mask_blob(connection, blob) for blob in items}
     rows = [
         {"tenant": tenant, "digest": digest, "media_type": blob.media_type, "data": blob.data}
         for digest, blob in new.items()

@@ -122,8 +122,7 @@ class SqlStore(StorePart):
         self.backtests = Backtests(base)
         self.all_tenants = AllTenants(base)
         self._known_blobs: LRUCache[bytes, None] = LRUCache(blobs.MAX_KNOWN_BLOBS)
-        """Digests of stored blobs, which are not sent again; a purge may make it stale. Only the event loop changes it,
-        and the database threads only test for membership."""
+        """Digests of stored blobs, which are not sent again; a purge may make it stale."""
 
     @classmethod
     @asynccontextmanager
@@ -333,9 +332,11 @@ class SqlStore(StorePart):
     ) -> list[Entry]:
         """Appends a turn like `append`, and stores the manifest of its request in the same transaction."""
         known_blobs = self._known_blobs
+        digests = {blobs.compute_digest(blob): blob for blob in record.blobs}
+        new_blobs = tuple(blob for digest, blob in digests.items() if digest not in known_blobs)
         try:
             stored = await self.run_on_conversation(
-                record_reply, conversation, record, branch=branch, after=after, known_digests=known_blobs
+                record_reply, conversation, record._replace(blobs=new_blobs), branch=branch, after=after
             )
         except (BlobNotFound, StoreError) as error:
             if not (len(known_blobs) and blobs.is_missing_blob(error)):
@@ -343,7 +344,7 @@ class SqlStore(StorePart):
             # A purge deleted a blob that this process considers stored; retry with all blobs.
             known_blobs.clear()
             stored = await self.run_on_conversation(record_reply, conversation, record, branch=branch, after=after)
-        known_blobs.update(dict.fromkeys(map(blobs.compute_digest, record.blobs)))
+        known_blobs.update(dict.fromkeys(digests))
         return stored
 
     async def get_manifest(self, conversation: str, seq: int, *, branch: int = MAIN_BRANCH) -> Manifest:

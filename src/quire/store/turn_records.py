@@ -1,6 +1,6 @@
 """Writes of a turn under its lease: appends, and replies with their manifest, blobs, token calibration and cost."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
@@ -53,12 +53,11 @@ def record_reply(
     *,
     branch: int = MAIN_BRANCH,
     after: bytes | None = None,
-    known_digests: Collection[bytes] = (),
 ) -> list[Entry]:
     """Appends the turn's messages and stores its manifest under the number of the last one, the reply.
 
     The call is paid for, so the quota of stored bytes refuses nothing here; the reservation of the call was checked.
-    Blobs in `known_digests` are assumed to be stored; if one is not, a foreign key refuses the reference to it.
+    Other blobs of the manifest are assumed to be stored; if one is not, a foreign key refuses the reference to it.
     """
     allow_past_quota(connection)
     with batch_statements(connection):
@@ -68,7 +67,7 @@ def record_reply(
             insert_rows(connection, conversations, [record_row], ignore_existing=True)
             branch_row = to_branch_row(tenant, build_main_branch(record.creates_conversation))
             insert_rows(connection, branches, [branch_row], ignore_existing=True)
-        insert_blobs(connection, tenant, record.blobs, exclude=known_digests)
+        insert_blobs(connection, tenant, record.blobs)
 
     def check_turn() -> None:
         if record.lease is not None:
