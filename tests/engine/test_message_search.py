@@ -18,9 +18,10 @@ from quire.llm.embeddings import load_local_embedder
 from quire.log import ConversationOrigin
 from quire.model import Draft, Entry, Message, Pin
 from quire.model.ids import new_id
-from quire.search.catalog import MIN_SIMILARITY, WORD_WEIGHT
+from quire.search.catalog import MIN_NEARBY_SIMILARITY, MIN_SIMILARITY
 from quire.search.postings import FORMAT_VERSION, POSTING_BYTES
-from quire.search.query import MAX_QUERY_CHARS, MAX_QUERY_WORDS, find_query_words
+from quire.search.query import MAX_QUERY_WORDS, parse_query
+from quire.search.ranker import COVERAGE_DISTANCE, LIST_WEIGHTS
 from quire.search.segments import count_message_terms
 from quire.settings import Settings
 from quire.store import SqlStore
@@ -58,7 +59,7 @@ WRITES = st.lists(
         st.integers(0, 30),
     ),
     min_size=1,
-    max_size=25,
+    max_size=COVERAGE_DISTANCE,  # all messages of a branch are near each other, wherever one was purged
 )
 
 
@@ -94,9 +95,13 @@ async def list_messages(store: SqlStore) -> list[Entry]:
 def score_all(
     messages: Sequence[Entry], query: str, embedder: PairEmbedder | None
 ) -> dict[tuple[str, int, int], float | None]:
-    """The score of each message by the definition: BM25 as the share of the query's IDF, and the cosine."""
+    """The score of each message by the definition: BM25 as the share of the query's IDF, the cosine, and its place.
+
+    None for a message that may be a hit or not, since a quantized vector may be on either side of the limit.
+    """
     counts = [count_message_terms(entry.message.text) for entry in messages]
-    words = find_query_words(query)
+    parsed = parse_query(query, at=0)
+    words = [word.terms for word in parsed.words]
     idfs = []
     for word in words:
         matching = max((sum(term in each for each in counts) for term in word), default=0)
@@ -111,17 +116,27 @@ def score_all(
             for term in word
             if term in terms
         ) / (sum(idfs) or 1)
-        score = share
+        nearby = [
+            each
+            for other, each in zip(messages, counts, strict=True)
+            if (other.conversation, other.branch) == (entry.conversation, entry.branch)
+            and abs(other.seq - entry.seq) <= COVERAGE_DISTANCE
+        ]
+        covered = [any(term in each for term in word for each in nearby) for word in words]
+        coverage = sum(idf for idf, is_covered in zip(idfs, covered, strict=True) if is_covered) / (sum(idfs) or 1)
+        signals = {"words": share, "coverage": coverage, "session_opening": 1 / entry.seq}
+        is_hit: bool | None = share > 0
         if embedder is not None:
-            one, other = embedder.embed([entry.message.text, query])
+            one, *others = embedder.embed([entry.message.text, query, parsed.topic])
+            other = sum(each / (sqrt(float(each @ each)) or 1) for each in others)
             cosine = float(one @ other) / (sqrt(float(one @ one) * float(other @ other)) or 1)
-            if share == 0 and cosine < MIN_SIMILARITY + QUANTIZATION_ERROR:
-                # Near the limit, a quantized vector may be on either side of it.
-                score = 0.0 if cosine < MIN_SIMILARITY - QUANTIZATION_ERROR else None
-                scores[entry.conversation, entry.branch, entry.seq] = score
-                continue
-            score = WORD_WEIGHT * share + (1 - WORD_WEIGHT) * max(0.0, cosine) if words else max(0.0, cosine)
-        scores[entry.conversation, entry.branch, entry.seq] = score
+            signals["similarity"] = max(0.0, cosine)
+            limit = MIN_NEARBY_SIMILARITY if coverage > 0 else MIN_SIMILARITY
+            if not is_hit and cosine >= limit - QUANTIZATION_ERROR:
+                is_hit = True if cosine >= limit + QUANTIZATION_ERROR else None
+        total = sum(LIST_WEIGHTS[name] for name in signals)
+        score = sum(LIST_WEIGHTS[name] * value for name, value in signals.items()) / total
+        scores[entry.conversation, entry.branch, entry.seq] = None if is_hit is None else score * is_hit
     return scores
 
 
@@ -179,7 +194,7 @@ async def test_a_search_scores_every_message_of_the_log(
         assert len(got) == len(found.messages)
         assert {key for key, score in got.items() if score > 0.04} - unsure <= set(expected) <= set(got)
         for key, score in expected.items():
-            assert got[key] == pytest.approx(score, abs=0.02)
+            assert got[key] == pytest.approx(score, abs=QUANTIZATION_ERROR)
         order = [(-hit.score, -hit.entry.created_at, *hit_key(hit)) for hit in found.messages]
         assert order == sorted(order)
         top = await search_messages(same, query, where=where, limit=2)
@@ -327,7 +342,11 @@ async def test_what_is_appended_is_indexed_soon_without_a_search(store: SqlStore
     assert [ref.last_seq for ref in await store.message_index.list_segments("c")] == [1]
 
 
-def test_a_query_has_a_bounded_number_of_words():
-    assert len(find_query_words(" ".join(f"word{number}" for number in range(10 * MAX_QUERY_WORDS)))) == MAX_QUERY_WORDS
-    assert find_query_words(" " * MAX_QUERY_CHARS + "otter") == []
-    assert find_query_words("the of and") == []
+async def test_a_search_looks_up_a_bounded_number_of_words(store: SqlStore):
+    engine = make_engine(store)
+    await store.create_conversation("c")
+    await store.append("c", Message.user("an otter"))
+    words = " ".join(f"word{number}" for number in range(MAX_QUERY_WORDS - 1))
+    assert len((await search_messages(engine, f"{words} otter")).messages) == 1
+    assert (await search_messages(engine, f"{words} heron otter")).messages == []
+    assert (await search_messages(engine, "the of and")).messages == []

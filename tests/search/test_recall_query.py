@@ -5,25 +5,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recall_fixtures import START_MICROS
 
-from quire.search.query import RecallQuery, parse_query
+from quire.search.query import LIGHT_WORD_WEIGHT, Query, parse_query
 from quire.search.tokenizer import tokenize
 
 SPEAKERS = ("Caroline", "Muhhamed Khan")
 
 
-def parse(text: str, *, name: str | None = None) -> RecallQuery:
+def parse(text: str, *, name: str | None = None) -> Query:
     return parse_query(text, at=START_MICROS, speakers=SPEAKERS, name=name)
 
 
 def test_its_terms_are_what_it_is_about_each_once():
-    assert parse("What painting did she paint, and when?").terms == ("paint",)
+    assert parse("What painting did she paint, and when?").terms == {"paint": 1.0}
 
 
-def test_words_about_talking_are_not_what_it_is_about():
-    question = parse("Can you summarize in order what we discussed about hiking throughout our conversations?")
-    assert question.terms == tuple(tokenize("hiking"))
-    assert question.topic == "hiking"
-    assert question.asks_summary
+@pytest.mark.parametrize(
+    ("text", "topic"),
+    [
+        ("Can you summarize in order what we discussed about hiking throughout our conversations?", "hiking"),
+        ("Can you suggest some tips for hiking?", "hiking"),
+        ("How many hikes did I do in the past two months?", "hikes"),
+        ("Which hike was two?", "hike two"),
+        ("What was my previous hike?", "previous hike"),
+    ],
+)
+def test_words_about_the_request_and_its_dates_weigh_less(text: str, topic: str):
+    question = parse(text)
+    assert question.topic == topic
+    light = set(tokenize(text)) - set(tokenize(topic))
+    assert question.terms == dict.fromkeys(tokenize(topic), 1.0) | dict.fromkeys(light, LIGHT_WORD_WEIGHT)
 
 
 def test_a_question_about_talking_alone_keeps_its_words():
@@ -48,7 +58,7 @@ def test_a_name_selects_its_speaker_unless_all_are_named(text: str, expected: se
 
 
 def test_a_speakers_name_is_no_term():
-    assert parse("When did Caroline paint?").terms == ("paint",)
+    assert parse("When did Caroline paint?").terms == {"paint": 1.0}
 
 
 def test_the_first_person_selects_the_speaker_of_the_question():
@@ -91,4 +101,4 @@ def test_of_a_very_long_message_beginning_and_end_are_read():
 def test_any_text_is_a_question(text: str):
     question = parse(text, name="Caroline")
     assert question == parse(text, name="Caroline")
-    assert len(set(question.terms)) == len(question.terms)
+    assert {word.weight for word in question.words} <= {1.0, LIGHT_WORD_WEIGHT}

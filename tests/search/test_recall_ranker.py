@@ -20,7 +20,7 @@ from recall_fixtures import (
 )
 
 from quire.search.index import RecallIndex, merge_segments
-from quire.search.query import RecallQuery, parse_query
+from quire.search.query import Query, parse_query
 from quire.search.ranker import (
     COVERAGE_DISTANCE,
     REGION_DISTANCE,
@@ -57,7 +57,7 @@ def ranked_seqs(
     return [each.seq for each in rank_question(index, text, embedder=embedder, name=name)]
 
 
-def query_signals(index: RecallIndex, query: RecallQuery, *, vector: FloatArray | None = None) -> Signals:
+def query_signals(index: RecallIndex, query: Query, *, vector: FloatArray | None = None) -> Signals:
     return compute_query_signals(index, query, find_terms(index, query), vector=vector)
 
 

@@ -25,7 +25,7 @@ from quire.engine.search import search_messages
 from quire.log import ConversationRecord
 from quire.model import Compaction, Span
 from quire.proxy.recognition import find_session
-from quire.search.query import find_query_words
+from quire.search.tokenizer import tokenize_query
 from quire.settings import Settings
 from quire.store import SqlStore
 
@@ -145,7 +145,7 @@ async def test_search_finds_the_words_of_every_session_and_not_the_agents_texts(
     measured = [measure_share(hit.excerpt, boilerplate[hit.conversation.id]) for hit in hits]
     assert share(measured) < MAX_SHARE, measured
     for session in SESSIONS:
-        for text in filter(find_query_words, session["words"]):
+        for text in filter(tokenize_query, session["words"]):
             found = await search_messages(engine, text, limit=40)
             assert any(normalize(text) in normalize(hit.excerpt) for hit in found.messages), (session["name"], text)
 

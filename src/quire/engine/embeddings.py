@@ -36,16 +36,23 @@ async def embed_scope(engine: EngineState, scope: str) -> int:
     return count
 
 
-async def embed_query(embedder: Embedder | None, query: str) -> "FloatArray | None":
-    """Vector of a query. None without an embedder or without words, or if the embedder fails: words alone are searched
-    then."""
-    if embedder is None or not query.strip():
+async def embed_query(embedder: Embedder | None, query: str, *, topic: str = "") -> "FloatArray | None":
+    """Vector of a query: the mean of its text and its topic, so that words about the request weigh less.
+
+    None without an embedder or without words, or if the embedder fails: words alone are searched then.
+    """
+    texts = list(dict.fromkeys(text for text in (query, topic) if text.strip()))
+    if embedder is None or not texts:
         return None
     try:
-        [row] = await embed_texts(embedder, [query])
+        rows = await embed_texts(embedder, texts)
     except ModelError:
         return None
-    return row
+    if len(rows) == 1:
+        return rows[0]
+    import numpy as np
+
+    return (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-6)).mean(axis=0)
 
 
 async def search_passages(

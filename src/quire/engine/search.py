@@ -24,6 +24,7 @@ from quire.view.recalled_messages import to_searchable_text
 
 if TYPE_CHECKING:
     from quire.search.catalog import CatalogHit, MessageCatalog, SearchOrder
+    from quire.search.query import Query
     from quire.search.vectors import FloatArray
 
 MAX_RESULTS = 1_000
@@ -52,7 +53,7 @@ class MessageHit(NamedTuple):
 
     entry: Entry
     score: float
-    """From 0 to 1: the share of the query's words, by their rarity, and the similarity of meaning."""
+    """From 0 to 1: the share of the query's words, by their rarity, the similarity of meaning, and the context."""
     excerpt: str
     """About 300 characters around the words of the query, in one line."""
     highlights: tuple[tuple[int, int], ...]
@@ -82,7 +83,7 @@ async def search_messages(
     no hit.
     """
     from quire.search.passages import make_excerpt
-    from quire.search.query import find_query_words
+    from quire.search.query import parse_query
 
     ids: Collection[str] | None = where.conversations
     if branch is not None:
@@ -94,13 +95,12 @@ async def search_messages(
     if ids is not None and not ids:
         return MessageSearchResult([], complete=True)
     complete = await index_inline(engine, conversations=ids)
-    words = find_query_words(query)
-    vector = await embed_query(engine.embedder, query)
+    parsed = parse_query(query, at=engine.config.clock())
+    vector = await embed_query(engine.embedder, parsed.text, topic=parsed.topic)
     hits, is_current = await _search_catalog(
-        engine, words, vector, where=where, conversations=ids, branch=branch, order=order, min_score=min_score,
+        engine, parsed, vector, where=where, conversations=ids, branch=branch, order=order, min_score=min_score,
         limit=min(limit, MAX_RESULTS),
     )  # fmt: skip
-    terms = frozenset(term for word in words for term in word)
     keys = [MessageKey(hit.conversation, hit.branch, hit.seq) for hit in hits]
     entries, records = await engine.store.message_index.read_messages(keys)
     records = {each.id: each for each in await engine.store.fill_titles(*records.values())}
@@ -111,7 +111,7 @@ async def search_messages(
             record = records.get(hit.conversation)
             # A message that was purged since it was indexed is left out.
             if entry is not None and record is not None:
-                excerpt = make_excerpt(to_searchable_text(entry.message), terms)
+                excerpt = make_excerpt(to_searchable_text(entry.message), parsed.terms)
                 found.append(MessageHit(entry, hit.score, excerpt.text, excerpt.highlights, record))
         return found
 
@@ -135,7 +135,7 @@ async def search_memories(engine: EngineState, query: str, *, limit: int) -> lis
 
 async def _search_catalog(
     engine: EngineState,
-    words: Sequence[tuple[str, ...]],
+    query: "Query",
     vector: "FloatArray | None",
     *,
     where: MessageFilter,
@@ -146,17 +146,19 @@ async def _search_catalog(
     limit: int,
 ) -> tuple[list["CatalogHit"], bool]:
     """The hits, and whether the index had the current format and all vectors."""
-    from quire.search.catalog import QueryWord, RowFilter
+    from quire.search.catalog import RowFilter
+    from quire.search.query import MAX_QUERY_WORDS
 
     ranges = tuple(branch.split_ranges()) if branch is not None else None
     rows = RowFilter(conversations, where.role, where.person, where.since, where.until, ranges)
     embedder = engine.embedder.name if engine.embedder is not None else None
     lock, catalog = engine.runtime.catalogs.get(engine.store.tenant, embedder)
     async with lock:
-        postings, is_current = await _refresh(engine, catalog, [term for word in words for term in word])
-        query_words = [QueryWord(tuple(postings.get(term, ()) for term in word)) for word in words]
+        postings, is_current = await _refresh(
+            engine, catalog, [term for word in query.words[:MAX_QUERY_WORDS] for term in word.terms]
+        )
         hits = await run_in_worker(
-            catalog.search, query_words, vector=vector, where=rows, order=order, min_score=min_score, limit=limit
+            catalog.search, query, postings, vector=vector, where=rows, order=order, min_score=min_score, limit=limit
         )
         is_embedded = catalog.is_embedded
     engine.runtime.catalogs.evict()

@@ -52,7 +52,7 @@ from quire.mcp_server.arguments import (
 from quire.model import Entry
 from quire.proxy.edit_effects import EditEffect, load_effect
 from quire.search.passages import make_excerpt
-from quire.search.query import find_query_words
+from quire.search.tokenizer import tokenize_query
 from quire.view.excerpts import excerpt_message
 from quire.view.recalled_messages import message_to_text, to_searchable_text
 
@@ -180,7 +180,7 @@ async def search_history(access: HistoryAccess, call: HistorySearchCall) -> Tool
     titles = {each.id: each.title for each in titled}
 
     def build_answer() -> SearchAnswer:
-        terms = frozenset(term for word in find_query_words(call.query) for term in word)
+        terms = tokenize_query(call.query)
         hits: list[HistoryHit] = []
         for result in results.messages:
             entry, origin = result.entry, result.conversation.origin or ConversationOrigin()

@@ -4,12 +4,13 @@ One row per message: time, role, speaker, a quantized vector and its sketch; wor
 each query. The catalog grows by the segments that changed since its last revision. A changed segment is written behind
 the last row again and its former rows become dead; when there are many of them, the rows are compacted.
 
-Ranking: the score is the weighted mean of the share of the query's IDF that a message, or a passage of a long one,
-matches (BM25) and its cosine similarity. Candidates are the best by words and the best by sketch; all of them are
-scored exactly.
+Ranking: the score is the weighted mean (`ranker.LIST_WEIGHTS`) of the share of the query's IDF that a message, or a
+passage of a long one, matches (BM25), its cosine similarity, and of its place: what the messages near it match, whether
+it opens a session, and whether the query names its date. Candidates are the best by words and by sketch; all of them
+are scored exactly.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.errors import UnreadableSegment
+from quire.search.index import number_sessions
 from quire.search.passages import MAX_RANKED_PASSAGES
 from quire.search.postings import (
     ENTRIES_PER_SEGMENT,
@@ -27,6 +29,8 @@ from quire.search.postings import (
     inverse_document_frequency,
     posting_dtype,
 )
+from quire.search.query import MAX_QUERY_WORDS, Query, QueryWord
+from quire.search.ranker import LIST_WEIGHTS, compute_coverage, compute_date_signal
 from quire.search.segment_codec import decode_columns
 from quire.search.segments import ERASED_ROLE, ROLES, IntArray, MessageColumns
 from quire.search.vectors import (
@@ -44,17 +48,19 @@ from quire.search.vectors import (
 BoolArray = NDArray[np.bool_]
 SearchOrder = Literal["relevance", "newest", "oldest"]
 
-WORD_WEIGHT = 0.65
-"""Weight of the words in a score; the rest is the weight of the meaning."""
 PASSAGE_WEIGHT = 0.7
 """Weight of the words in a passage of a long message, relative to those in a message of that length."""
 MIN_SIMILARITY = 0.34
 """Similarity below which a message without any word of the query is no hit: by chance, messages have up to 0.3 with the
 offline embedder, and a message with a related word has more."""
+MIN_NEARBY_SIMILARITY = 0.2
+"""The same for a message near one with a word of the query."""
 MAX_CANDIDATES = 2_048
 """Messages by words and as many by sketch that are scored exactly."""
 MIN_TIME_ORDER_SCORE = 0.2
 """Score below which a message is no match where time decides the order: one common word would do otherwise."""
+MAX_SESSION_PLACE = 255
+"""Place of a message in its session, counted in entries of the log, above which places are not distinguished."""
 MAX_DEAD_SHARE = 0.25
 """Share of dead rows above which the rows are compacted."""
 _SCORE_DIGITS = 6
@@ -86,17 +92,22 @@ class RowFilter:
     """Branch, first and last number of messages, in one conversation."""
 
 
-class QueryWord(NamedTuple):
-    """A word of the query, and the postings of the terms that it may have in the index."""
-
-    postings: tuple[Sequence[BlockPostings], ...]
-
-
 class CatalogHit(NamedTuple):
     conversation: str
     branch: int
     seq: int
     score: float
+
+
+class _WordScores(NamedTuple):
+    """For each row:"""
+
+    shares: FloatArray
+    """Share of the query's IDF that it matches, from 0 to 1."""
+    is_past_head: BoolArray
+    """Whether a passage after its first has that share."""
+    coverage: FloatArray
+    """Share of the query's IDF that it and the messages near it have together."""
 
 
 class _Place(NamedTuple):
@@ -177,7 +188,8 @@ class MessageCatalog:
 
     def search(
         self,
-        words: Sequence[QueryWord],
+        query: Query,
+        postings: Mapping[str, Sequence[BlockPostings]],
         *,
         vector: FloatArray | None = None,
         where: RowFilter | None = None,
@@ -185,28 +197,43 @@ class MessageCatalog:
         min_score: float = 0.0,
         limit: int,
     ) -> list[CatalogHit]:
-        """The messages that match the words, or are similar to the vector, and meet the conditions."""
+        """The messages that match the words, or are similar to the vector, and meet the conditions.
+
+        `postings` are those of the query's terms.
+        """
         allowed = self._select(where or RowFilter())
-        # Quantized like the messages' vectors; None if there is nothing to compare it with.
-        query: FloatArray | None = None
+        # Truncated like the messages' vectors; None if there is nothing to compare it with.
+        query_vector: FloatArray | None = None
         if vector is not None and self.dimensions and vector.any():
-            [query] = truncate_vectors(vector[np.newaxis], self.dimensions)
-        word_scores, is_past_head = self._score_words(words)
-        word_scores[~allowed] = 0
-        candidates = self._find_candidates(word_scores, allowed, query, in_time_order=order != "relevance")
+            [query_vector] = truncate_vectors(vector[np.newaxis], self.dimensions)
+        words = self._score_words(query.words[:MAX_QUERY_WORDS], postings)
+        candidates = self._find_candidates(
+            words.shares * allowed, allowed, query_vector, in_time_order=order != "relevance"
+        )
         rows, scores = np.zeros(0, dtype=np.int64), np.zeros(0)
         floor = min_score if order == "relevance" else max(min_score, MIN_TIME_ORDER_SCORE)
-        word_weight = WORD_WEIGHT if words else 0.0
         # In time order, what comes first is scored first, until there are enough.
         for some in [candidates] if order == "relevance" else self._iter_by_time(candidates, newest=order == "newest"):
-            some_scores = word_scores[some].astype(np.float64)
-            if query is not None:
-                cosines = compute_similarities(self._columns["vector"][some], query)
-                similarity = np.clip(cosines, 0, 1).astype(np.float64)
-                is_hit = (some_scores > 0) | (similarity >= MIN_SIMILARITY)
-                mean = (word_weight * some_scores + (1 - word_weight) * similarity) * is_hit
+            signals: dict[str, NDArray[Any]] = {"session_opening": 1 / (1.0 + self._columns["place"][some])}
+            is_hit = words.shares[some] > 0
+            if query.words:
+                signals |= {"words": words.shares[some], "coverage": words.coverage[some]}
+            if query.time_ranges:
+                signals["date"] = compute_date_signal(self._columns["at"][some], query)
+            if query_vector is not None:
+                cosines = compute_similarities(self._columns["vector"][some], query_vector)
+                is_near = (cosines >= MIN_NEARBY_SIMILARITY) & (words.coverage[some] > 0)
+                is_hit |= is_near | (cosines >= MIN_SIMILARITY)
+                similarity = np.clip(cosines, 0, 1)
                 # A vector describes the message's head, and says nothing about a passage further down.
-                some_scores = np.where(is_past_head[some], np.maximum(mean, some_scores), mean)
+                signals["similarity"] = np.where(
+                    words.is_past_head[some], np.maximum(similarity, words.shares[some]), similarity
+                )
+            total = sum(LIST_WEIGHTS[name] for name in signals)
+            some_scores = np.zeros(len(some), dtype=np.float64)
+            for name, signal in signals.items():
+                some_scores += LIST_WEIGHTS[name] / total * signal
+            some_scores *= is_hit
             some_scores = np.round(some_scores, _SCORE_DIGITS)
             matching = (some_scores > 0) & (some_scores >= floor)
             rows, scores = np.concatenate([rows, some[matching]]), np.concatenate([scores, some_scores[matching]])
@@ -247,6 +274,7 @@ class MessageCatalog:
             "segment": (np.int32, ()),
             "speaker": (np.int32, ()),
             "role": (np.uint8, ()),
+            "place": (np.uint8, ()),
             "vector": (np.uint8, (packed_width(self.dimensions),)),
             "sketch": (np.uint64, (sketch_words(self.dimensions),)),
         }
@@ -277,12 +305,16 @@ class MessageCatalog:
         name_ids = np.array(
             [-1, *(self._names.setdefault(each, len(self._names)) for each in columns.speaker_names)], dtype=np.int32
         )
+        # The first session of a segment may continue one of the segment before, or of the branch that this one forks.
+        session_ids = number_sessions(columns.at)
+        opening_seqs = np.where(session_ids == 0, 1, columns.seq[np.searchsorted(session_ids, session_ids)])
         values = {
             "at": columns.at,
             "seq": columns.seq,
             "segment": change.number,
             "speaker": name_ids[columns.speaker_ids],
             "role": columns.roles,
+            "place": np.minimum(columns.seq - opening_seqs, MAX_SESSION_PLACE),
             "vector": packed,
             "sketch": make_sketches(packed) if self.dimensions else 0,
         }
@@ -331,21 +363,19 @@ class MessageCatalog:
         chosen[list(numbers)] = True
         return chosen[self._column("segment")]
 
-    def _score_words(self, words: Sequence[QueryWord]) -> tuple[FloatArray, BoolArray]:
-        """Share of the query's IDF that each row matches, from 0 to 1, and whether a passage after its first does.
-
-        A long message has the score of all of it, or of its best passage if that is higher.
-        """
+    def _score_words(self, words: Sequence[QueryWord], postings: Mapping[str, Sequence[BlockPostings]]) -> _WordScores:
+        """A long message has the score of all of it, or of its best passage if that is higher."""
         scores = np.zeros(self._size, dtype=np.float32)
         is_past_head = np.zeros(self._size, dtype=np.bool_)
-        total = 0.0
         passage_keys: list[IntArray] = []
         passage_scores: list[FloatArray] = []
+        rows_by_word: list[IntArray] = []
+        idfs: list[float] = []
         for word in words:
             # Message numbers, passages and term weights, by term.
             decoded: list[tuple[IntArray, IntArray, FloatArray]] = []
             matching = 0
-            for blocks in word.postings:
+            for blocks in (postings.get(term, ()) for term in word.terms):
                 stored = np.frombuffer(b"".join(data for _, data in blocks), dtype=posting_dtype())
                 counts = [len(data) // POSTING_BYTES for _, data in blocks]
                 first = np.repeat(np.array([block for block, _ in blocks], dtype=np.int64) * NUMBERS_PER_BLOCK, counts)
@@ -353,20 +383,22 @@ class MessageCatalog:
                 # The passages of a message are next to each other.
                 matching = max(matching, int(np.count_nonzero(np.diff(numbers, prepend=-1))))
                 decoded.append((numbers, stored["passage"], stored["weight"].astype(np.float32)))
-            idf = inverse_document_frequency(matching, total=len(self))
-            total += idf
+            idfs.append(word.weight * inverse_document_frequency(matching, total=len(self)))
+            word_rows: list[IntArray] = [np.zeros(0, dtype=np.int64)]
             for numbers, passages, weights in decoded if len(self._starts) else ():
                 segments, offsets = numbers // ENTRIES_PER_SEGMENT, numbers % ENTRIES_PER_SEGMENT
                 in_table = segments < len(self._starts)
                 segments = np.where(in_table, segments, 0)
                 starts = self._starts[segments]
                 known = in_table & (starts >= 0) & (offsets < self._counts[segments])
-                rows, added = (starts + offsets), weights * np.float32(idf / WEIGHT_SCALE)
+                rows, added = (starts + offsets), weights * np.float32(idfs[-1] / WEIGHT_SCALE)
                 # As a whole, a message occurs once in the postings of a term, so this addition loses nothing.
                 is_whole, in_passage = known & (passages == 0), known & (passages > 0)
                 scores[rows[is_whole]] += added[is_whole]
                 passage_keys.append(rows[in_passage] * (MAX_RANKED_PASSAGES + 1) + passages[in_passage])
                 passage_scores.append(added[in_passage])
+                word_rows.append(rows[is_whole])
+            rows_by_word.append(np.sort(np.concatenate(word_rows)))
         if passage_keys and len(keys := np.concatenate(passage_keys)):
             keys, positions = np.unique(keys, return_inverse=True)
             sums = np.bincount(positions, np.concatenate(passage_scores)).astype(np.float32)
@@ -377,17 +409,30 @@ class MessageCatalog:
             rows, passages, best = rows[order], passages[order], np.float32(PASSAGE_WEIGHT) * sums[order]
             is_past_head[rows] = (passages > 1) & (best > scores[rows])
             scores[rows] = np.maximum(scores[rows], best)
-        return np.minimum(scores / np.float32(total), 1) if total else scores, is_past_head
+        total = sum(idfs)
+        if not total:
+            return _WordScores(scores, is_past_head, scores)
+        # A message counts for those near it in its segment.
+        rows, lengths = np.concatenate(rows_by_word), [len(each) for each in rows_by_word]
+        is_first = np.zeros(len(rows) + 1, dtype=np.bool_)
+        is_first[np.cumsum([0, *lengths])] = True
+        segments = self._column("segment")[rows]
+        starts = self._starts[segments]
+        coverage = compute_coverage(
+            rows,
+            np.repeat(np.array(idfs) / total, lengths),
+            is_first[:-1],
+            count=self._size,
+            bounds=(starts, starts + self._counts[segments]),
+        )
+        return _WordScores(np.minimum(scores / np.float32(total), 1), is_past_head, coverage)
 
     def _find_candidates(
         self, word_scores: FloatArray, allowed: BoolArray, query: FloatArray | None, *, in_time_order: bool
     ) -> IntArray:
-        """Rows to score: the best by words, and the best by sketch."""
+        """Rows to score: the best by words, in time order all of them, and the best by sketch."""
         by_words = np.flatnonzero(word_scores)
-        if in_time_order:
-            # The most that the meaning can add decides whether a message can pass the floor.
-            by_words = by_words[word_scores[by_words] * WORD_WEIGHT + (1 - WORD_WEIGHT) >= MIN_TIME_ORDER_SCORE]
-        elif len(by_words) > MAX_CANDIDATES:
+        if len(by_words) > MAX_CANDIDATES and not in_time_order:
             by_words = by_words[self._top(word_scores[by_words], by_words)]
         if query is None:
             return by_words

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from quire.search.languages import Language, detect_language
+from quire.search.message_features import DATE_TOKEN, TIME_WORDS
 
 DAY_MICROS = 24 * 60 * 60 * 1_000_000
 """Microseconds of a day."""
@@ -28,6 +29,7 @@ _NUMBER_WORDS = {
     "a": 1, "an": 1, "one": 1, "two": 2, "a couple of": 2, "a few": 3, "three": 3, "four": 4, "five": 5, "six": 6,
     "seven": 7, "eight": 8, "nine": 9, "ten": 10,
 }  # fmt: skip
+_SMALL_NUMBERS = frozenset([*" ".join(_NUMBER_WORDS).split(), *map(str, range(1, 32))])
 _NUMBER = rf"\d{{1,3}}|{'|'.join(sorted(_NUMBER_WORDS, key=len, reverse=True))}"
 _UNIT_DAYS = {"day": 1, "week": 7, "month": 30, "year": 365}
 _HOLIDAYS = {
@@ -232,6 +234,11 @@ def find_time_ranges(text: str, *, at: int) -> tuple[TimeRange, ...]:
         days = [_date_holiday(holiday, year) for year in (today.year, max(1, today.year - 1))]
         ranges += [_range_from(day - timedelta(days=1), days=3) for day in days if day <= today][:1]
     return tuple(dict.fromkeys(ranges))
+
+
+def is_date_word(word: str) -> bool:
+    """Whether a word, in lower case, may belong to the dates of a text that names one."""
+    return word in TIME_WORDS or word in _SMALL_NUMBERS or DATE_TOKEN.fullmatch(word) is not None
 
 
 def translate_dates(low: str, language: Language) -> str:

@@ -133,7 +133,7 @@ def merge_segments(
         [np.array([-1, *map(names.index, each.speaker_names)], dtype=np.int64)[each.speaker_ids] for each in columns]
     )
     rows = np.arange(len(at), dtype=np.int32)
-    session_ids = np.cumsum((np.diff(at, prepend=at[:1]) > SESSION_GAP_MICROS).astype(np.int64))
+    session_ids = number_sessions(at)
     passage_counts = _concatenate([each.passage_counts for each in terms])
     passage_rows = np.repeat(rows, passage_counts)
     postings, novelty = _merge_terms(parts, passage_rows, earlier)
@@ -173,6 +173,11 @@ def merge_segments(
         has_vector=has_vector,
         mean_vector=mean,
     )
+
+
+def number_sessions(at: IntArray) -> IntArray:
+    """The session of each message, from 0, by the time between messages."""
+    return np.cumsum((np.diff(at, prepend=at[:1]) > SESSION_GAP_MICROS).astype(np.int64))
 
 
 def _concatenate(columns: Sequence[IntArray]) -> IntArray:

@@ -42,7 +42,7 @@ _TIME_WORDS_LIST = (
     " выходных января февраля марта апреля мая июня июля августа сентября октября ноября декабря январе феврале марте"
     " апреле июне июле августе сентябре октябре ноябре декабре"
 )
-_TIME_WORDS = frozenset(_TIME_WORDS_LIST.split())
+TIME_WORDS = frozenset(_TIME_WORDS_LIST.split())
 _UNSPACED_FIRST_PERSON = re.compile("[我咱私僕俺]")
 _UNSPACED_TIME = re.compile(
     "昨天|今天|明天|前天|后天|上周|下周|周末|上个月|下个月|去年|今年|明年|星期.|礼拜.|周[一二三四五六日]|[0-9一二三四五六七八九十]{1,3}[月号日点]"
@@ -59,7 +59,7 @@ _UNSPACED_STANDING_INSTRUCTIONS = "总是|永远|以后都|以后请|从现在�
 _WORD = re.compile(r"\w+")
 _DIGIT = re.compile(r"\d")
 _ASCII_DIGITS = "0123456789"
-_DATE_TOKEN = re.compile(r"(?:19|20)\d\d|\d{1,2}(?:st|nd|rd|th)")
+DATE_TOKEN = re.compile(r"(?:19|20)\d\d|\d{1,2}(?:st|nd|rd|th)")
 _STANDING_INSTRUCTION = re.compile(
     r"\s*(?:please\s+|bitte\s+|por favor,?\s+|пожалуйста,?\s+|请)?"
     rf"(?:(?:{_STANDING_INSTRUCTIONS})\b|{_UNSPACED_STANDING_INSTRUCTIONS})"
@@ -120,11 +120,11 @@ class _PieceCounts(dict[str, int]):
         else:
             counts = 0
             for word in _WORD.findall(piece):
-                is_date = word[0].isdecimal() and _DATE_TOKEN.fullmatch(word) is not None
+                is_date = word[0].isdecimal() and DATE_TOKEN.fullmatch(word) is not None
                 counts += (
                     _WORD_UNIT
                     + _FIRST_PERSON_UNIT * (word in _FIRST_PERSON_WORDS)
-                    + _TIME_UNIT * (word in _TIME_WORDS or is_date)
+                    + _TIME_UNIT * (word in TIME_WORDS or is_date)
                     + _PREFERENCE_UNIT * (word in _PREFERENCE_WORDS)
                 )
         if len(piece) <= MAX_WORD_CHARS:

@@ -1,15 +1,15 @@
-"""Parses a query: for a search its words, for recall the terms of a question, its speakers and dates, and its kind."""
+"""Parses a query, the same for a search and for recall: its words with their weights, speakers, dates, and its kind."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from typing import NamedTuple
 
-from quire.search.dates import TimeRange, cut_to_edges, find_time_ranges
+from quire.search.dates import TimeRange, cut_to_edges, find_time_ranges, is_date_word
 from quire.search.languages import detect_query_languages
 from quire.search.tokenizer import (
     UNSPACED_CHAR,
-    deduplicate,
     split_words,
     strip_elision,
     tokenize,
@@ -17,23 +17,24 @@ from quire.search.tokenizer import (
     tokenize_word,
 )
 
-MAX_QUERY_CHARS = 4_000
-"""Characters of a query that are searched for, from its start."""
 MAX_QUERY_WORDS = 32
-"""Distinct words of a query that are looked up; later ones are ignored."""
+"""Distinct words of a query that a search looks up; later ones are ignored."""
 MAX_EDGE_WORDS = 120
 """Words at the beginning and at the end of a longer message that are parsed: the question is in one of the two."""
 MAX_FUZZY_SPEAKERS = 64
 """With more speakers than this, misspelled names do not match: fuzzy matching compares every word with every name."""
+LIGHT_WORD_WEIGHT = 0.3
+"""Weight of a word that says what is requested ("suggest", "how many") or when, rather than what it is about."""
 _MIN_NAME_SIMILARITY = 0.75
 
-_META_WORD_LIST = (
-    "across advise asked aspects based bring brought chat clear complete comprehensive conversations describe detailed"
-    " different discussions earlier entire ever everything evolved explain give help items kind list mention name order"
-    " overview past previous progressed provide recap recommend say sequence sessions show suggest summarize summary"
-    " talk tell thing thorough throughout timeline type various walk way"
+_REQUEST_WORD_LIST = (
+    "across advice advise asked aspects based bring brought chat clear complete comprehensive conversations describe"
+    " detailed different discussions earlier earliest entire ever everything evolved explain feel find first give good"
+    " help idea interesting items kind lately latest list many mention much name need number order overview past plan"
+    " progressed provide recap recent recommend say sequence sessions show soon suggest summarize summary talk tell"
+    " thing think thorough throughout time timeline tip total type various walk way wonder"
 )
-_META_TERMS = frozenset(tokenize(_META_WORD_LIST))
+_REQUEST_TERMS = frozenset(tokenize(_REQUEST_WORD_LIST))
 
 _ASKS_WHEN = re.compile(
     r"\bwhen\b|\bdates?\b|\bdeadline\b|\bhow long\b|\bhow many (?:days|weeks|months|years)\b"
@@ -65,12 +66,21 @@ _ABOUT_REPLY = re.compile(
 _FIRST_PERSON = re.compile(r"\b(?:i|me|my|mine)\b")
 
 
-@dataclass(frozen=True)
-class RecallQuery:
+class QueryWord(NamedTuple):
     terms: tuple[str, ...]
-    """Distinct terms of its topic."""
+    """Alternative terms that it may have in an index."""
+    weight: float
+
+
+@dataclass(frozen=True)
+class Query:
+    text: str
+    """As written, without the middle of a long one."""
+    words: tuple[QueryWord, ...]
+    """Distinct words without stop words and names of speakers. A run of a script without spaces is not a word: each of
+    its bigrams counts as one."""
     topic: str
-    """The words behind the terms, for an embedder."""
+    """The words of full weight, for an embedder."""
     speakers: frozenset[str]
     """Speakers that it names; empty for all."""
     time_ranges: tuple[TimeRange, ...]
@@ -83,23 +93,16 @@ class RecallQuery:
     about_reply: bool
     """It refers to what the assistant said."""
 
-
-def find_query_words(query: str) -> list[tuple[str, ...]]:
-    """The distinct words of a query without stop words, each with its alternative terms.
-
-    A run of a script without spaces is not a word: each of its bigrams counts as one.
-    """
-    query = query[:MAX_QUERY_CHARS]
-    languages = detect_query_languages(query)
-    words: dict[tuple[str, ...], None] = {}
-    for word in split_words(query):
-        terms = tokenize_query_word(word, languages)
-        alternatives = [terms] if len(tokenize_word(word, languages[0])) == 1 else [(term,) for term in terms]
-        words |= dict.fromkeys(each for each in alternatives if each)
-    return list(words)[:MAX_QUERY_WORDS]
+    @property
+    def terms(self) -> dict[str, float]:
+        """The distinct terms of all words, with their weights."""
+        terms: dict[str, float] = {}
+        for word in self.words:
+            terms |= {term: max(word.weight, terms.get(term, 0.0)) for term in word.terms}
+        return terms
 
 
-def parse_query(text: str, *, at: int, speakers: Sequence[str] = (), name: str | None = None) -> RecallQuery:
+def parse_query(text: str, *, at: int, speakers: Sequence[str] = (), name: str | None = None) -> Query:
     """Parses a question of the speaker `name` at the time `at`; `speakers` are all names in the index."""
     text = cut_to_edges(text)
     words = split_words(text)
@@ -109,16 +112,28 @@ def parse_query(text: str, *, at: int, speakers: Sequence[str] = (), name: str |
     unspaced = [speaker for speaker in speakers if UNSPACED_CHAR.match(speaker) and speaker in text]
     languages = detect_query_languages(text)
     terms = {word: tokenize_query_word(word, languages) for word in dict.fromkeys(words) if word not in names}
-    topic_words = [word for word in terms if not _META_TERMS.issuperset(tokenize_word(word, languages[0]))]
+    time_ranges = find_time_ranges(text, at=at)
+    topic_words = [
+        word
+        for word in terms
+        if not _REQUEST_TERMS.issuperset(tokenize_word(word, languages[0]))
+        and not (time_ranges and is_date_word(word.lower()))
+    ]
     topic_words = topic_words or [word for word in terms if terms[word]]
+    weighted: dict[tuple[str, ...], float] = {}
+    for word in (*topic_words, *terms):
+        is_one_term = len(tokenize_word(word, languages[0])) == 1
+        for alternatives in [terms[word]] if is_one_term else [(term,) for term in terms[word]]:
+            weighted.setdefault(alternatives, 1.0 if word in topic_words else LIGHT_WORD_WEIGHT)
     named_speakers = {speaker for matches in names.values() for speaker in matches}.union(unspaced)
     if name is not None and name in speakers and _FIRST_PERSON.search(low):
         named_speakers.add(name)
-    return RecallQuery(
-        terms=tuple(deduplicate(term for word in topic_words for term in terms[word])),
+    return Query(
+        text=text,
+        words=tuple(QueryWord(alternatives, weight) for alternatives, weight in weighted.items()),
         topic=" ".join(word.lower() for word in topic_words),
         speakers=frozenset(named_speakers) if len(named_speakers) < len(speakers) else frozenset(),
-        time_ranges=find_time_ranges(text, at=at),
+        time_ranges=time_ranges,
         asks_when=bool(_ASKS_WHEN.search(low)),
         asks_number=bool(_ASKS_NUMBER.search(low)),
         is_request=bool(_REQUEST.match(low.lstrip())) and not _LOOKS_BACK.search(low) and not _SURVEY.search(low),

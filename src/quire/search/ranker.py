@@ -17,7 +17,7 @@ from quire.search.dates import DAY_MICROS
 from quire.search.index import MAX_NEIGHBOR_DISTANCE, BoolArray, RecallIndex
 from quire.search.message_features import DIRECTIVE_STANDING
 from quire.search.postings import inverse_document_frequency
-from quire.search.query import RecallQuery
+from quire.search.query import Query
 from quire.search.segments import IntArray
 from quire.search.vectors import FloatArray
 
@@ -46,6 +46,16 @@ SIGNAL_WEIGHTS: Mapping[str, float] = MappingProxyType(
         "near_top_region": 0.9,  # the same of all messages within `REGION_DISTANCE`
     }
 )
+LIST_WEIGHTS: Mapping[str, float] = MappingProxyType(
+    {
+        "words": 0.39,  # BM25 as a share of the IDF of all query terms, of the message or of its best passage
+        "similarity": 0.45,  # cosine of query and message
+        "coverage": 0.08,  # as above
+        "session_opening": 0.06,
+        "date": 0.02,
+    }
+)
+"""Weights of the signals of a search over all conversations, whose hits are a list. They add up to 1."""
 COST_WEIGHT = 2.2
 """Utility that each nat of a message's token cost subtracts."""
 SCORE_MIDPOINT, SCORE_SLOPE = 35.0, 6.4
@@ -101,7 +111,7 @@ class TermMatches(NamedTuple):
 
 def rank_messages(
     index: RecallIndex,
-    query: RecallQuery,
+    query: Query,
     *,
     vector: FloatArray | None = None,
     allowed: BoolArray | None = None,
@@ -129,37 +139,39 @@ def rank_messages(
     return list(map(RankedMessage, index.seq[rows].tolist(), scores.tolist(), utility[rows].tolist()))
 
 
-def find_terms(index: RecallIndex, query: RecallQuery) -> TermMatches:
-    matches: list[tuple[IntArray, IntArray]] = []
-    for term in query.terms:
+def find_terms(index: RecallIndex, query: Query) -> TermMatches:
+    matches: list[tuple[IntArray, IntArray, float]] = []
+    for term, weight in query.terms.items():
         passages = index.find_passages(term)
         if len(passages):
             # A message with several of the passages, which are sorted, counts once.
             rows = index.passage_rows[passages]
             is_first = np.ones(len(rows), dtype=np.bool_)
             np.not_equal(rows[1:], rows[:-1], out=is_first[1:])
-            matches.append((passages, rows[is_first]))
+            matches.append((passages, rows[is_first], weight))
     matches = sorted(matches, key=lambda match: len(match[1]))[:MAX_QUERY_TERMS]
-    lengths = [len(rows) for _, rows in matches]
+    lengths = [len(rows) for _, rows, _ in matches]
     total = max(len(index), MIN_CORPUS_SIZE)
-    idf = np.array([inverse_document_frequency(length, total=total) for length in lengths], dtype=np.float64)
-    rows = _concatenate([rows for _, rows in matches])
+    idf = np.array(
+        [weight * inverse_document_frequency(len(rows), total=total) for _, rows, weight in matches], dtype=np.float64
+    )
+    rows = _concatenate([rows for _, rows, _ in matches])
     gaps = np.full(len(rows) + 1, _NO_ROW)
     gaps[1:-1] = rows[1:] - rows[:-1]
     gaps[np.cumsum(lengths, dtype=np.int64)] = _NO_ROW
     return TermMatches(
-        passages=_concatenate([passages for passages, _ in matches]),
-        passage_idf=np.repeat(idf, [len(passages) for passages, _ in matches]),
+        passages=_concatenate([passages for passages, _, _ in matches]),
+        passage_idf=np.repeat(idf, [len(passages) for passages, _, _ in matches]),
         rows=rows,
         row_idf=np.repeat(idf, lengths),
         gaps=gaps,
         total_idf=max(float(idf.sum()), 1e-6),
-        rare_rows=_concatenate([rows for _, rows in matches if len(rows) <= RARE_TERM_MESSAGES]),
+        rare_rows=_concatenate([rows for _, rows, _ in matches if len(rows) <= RARE_TERM_MESSAGES]),
     )
 
 
 def compute_query_signals(
-    index: RecallIndex, query: RecallQuery, matches: TermMatches, *, vector: FloatArray | None = None
+    index: RecallIndex, query: Query, matches: TermMatches, *, vector: FloatArray | None = None
 ) -> Signals:
     """Signals of the first pass. `matches` are the query's terms in the index, by `find_terms`."""
     # IDF sum of the query terms in a message's best passage.
@@ -168,18 +180,13 @@ def compute_query_signals(
     if passage_count > len(index):
         match = np.maximum.reduceat(match, index.passage_offsets)
     named_speakers = [speaker_id for speaker_id, name in enumerate(index.speaker_names) if name in query.speakers]
-    # 1 in a time range that the query names, decaying before and after it.
-    date = np.zeros(len(index), dtype=np.float32)
-    for time_range in query.time_ranges:
-        late = np.maximum(index.at - time_range.end, 0) / DAY_MICROS
-        early = np.maximum(time_range.start - index.at, 0) / DAY_MICROS
-        date = np.maximum(date, np.exp(-late / DECAY_DAYS_AFTER - early / DECAY_DAYS_BEFORE).astype(np.float32))
     signals = {
         "match": match,
         "match_share": match / np.float32(matches.total_idf),
         "adjacent_match": _adjacent_signal(index, matches),
         "nearby_match": np.log1p(sum_neighbors(index, match)),
-        "coverage": _coverage_signal(index, matches),
+        "coverage": compute_coverage(matches.rows, matches.row_idf, matches.gaps[:-1] == _NO_ROW, count=len(index))
+        / np.float32(matches.total_idf),
         "speaker": np.isin(index.speaker_ids, named_speakers).astype(np.float32),
         "user": index.is_user * (not query.asks_summary and not query.about_reply),
         "first_person": index.first_person,
@@ -188,7 +195,7 @@ def compute_query_signals(
         "novelty": index.novelty,
         "standing_instruction": (index.directives == DIRECTIVE_STANDING).astype(np.float32),
         "preference": (index.directives > 0).astype(np.float32) * query.is_request,
-        "date": date,
+        "date": compute_date_signal(index.at, query),
         "time_words": index.time_words * query.asks_when,
         "digits": index.digits * query.asks_number,
     }
@@ -259,15 +266,36 @@ def _adjacent_signal(index: RecallIndex, matches: TermMatches) -> FloatArray:
     return np.bincount(adjacent, idf, minlength=len(index)).astype(np.float32)
 
 
-def _coverage_signal(index: RecallIndex, matches: TermMatches) -> FloatArray:
-    """Share of the IDF of all query terms that the messages within `COVERAGE_DISTANCE` have together."""
-    opens, closes = matches.gaps[:-1] > 2 * COVERAGE_DISTANCE, matches.gaps[1:] > 2 * COVERAGE_DISTANCE
-    first = np.maximum(matches.rows[opens] - COVERAGE_DISTANCE, 0)
-    end = np.minimum(matches.rows[closes] + COVERAGE_DISTANCE + 1, len(index))
-    # The change from each row to the next.
-    steps = np.bincount(first, matches.row_idf[opens], minlength=len(index) + 1)
-    steps -= np.bincount(end, matches.row_idf[closes], minlength=len(index) + 1)
-    return (np.maximum(np.cumsum(steps[:-1]), 0) / matches.total_idf).astype(np.float32)
+def compute_coverage(
+    rows: IntArray,
+    idf: NDArray[np.float64],
+    is_first: BoolArray,
+    *,
+    count: int,
+    bounds: tuple[IntArray, IntArray] | None = None,
+) -> FloatArray:
+    """For each of `count` messages, the IDF sum of the terms that the messages within `COVERAGE_DISTANCE` have.
+
+    `rows` are the messages with each term, sorted, one term after the other; `is_first` marks the first of each term.
+    A message covers only those between its `bounds`: the first row, and the end.
+    """
+    lowest, highest = bounds or (0, count)
+    first = np.maximum(rows - COVERAGE_DISTANCE, lowest)
+    end = np.minimum(rows + (COVERAGE_DISTANCE + 1), highest)
+    # Where two messages with a term are near each other, the second covers what the first does not.
+    first[1:] = np.where(is_first[1:], first[1:], np.maximum(first[1:], end[:-1]))
+    steps = np.bincount(first, idf, minlength=count + 1) - np.bincount(end, idf, minlength=count + 1)
+    return np.maximum(np.cumsum(steps[:-1]), 0).astype(np.float32)
+
+
+def compute_date_signal(at: IntArray, query: Query) -> FloatArray:
+    """1 in a time range that the query names, decaying before and after it."""
+    date = np.zeros(len(at), dtype=np.float32)
+    for time_range in query.time_ranges:
+        late = np.maximum(at - time_range.end, 0) / DAY_MICROS
+        early = np.maximum(time_range.start - at, 0) / DAY_MICROS
+        date = np.maximum(date, np.exp(-late / DECAY_DAYS_AFTER - early / DECAY_DAYS_BEFORE).astype(np.float32))
+    return date
 
 
 def _concatenate(columns: Sequence[IntArray]) -> IntArray:
