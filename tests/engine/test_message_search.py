@@ -127,8 +127,8 @@ def score_all(
         signals = {"words": share, "coverage": coverage, "session_opening": 1 / entry.seq}
         is_hit: bool | None = share > 0
         if embedder is not None:
-            one, *others = embedder.embed([entry.message.text, query, parsed.topic])
-            other = sum(each / (sqrt(float(each @ each)) or 1) for each in others)
+            one, text, subject = embedder.embed([entry.message.text, query, parsed.subject])
+            other = text + subject
             cosine = float(one @ other) / (sqrt(float(one @ one) * float(other @ other)) or 1)
             signals["similarity"] = max(0.0, cosine)
             limit = MIN_NEARBY_SIMILARITY if coverage > 0 else MIN_SIMILARITY

@@ -36,12 +36,12 @@ async def embed_scope(engine: EngineState, scope: str) -> int:
     return count
 
 
-async def embed_query(embedder: Embedder | None, query: str, *, topic: str = "") -> "FloatArray | None":
-    """Vector of a query: the mean of its text and its topic, so that words about the request weigh less.
+async def embed_query(embedder: Embedder | None, query: str, *, subject: str = "") -> "FloatArray | None":
+    """Vector of a query: the mean of its text and its subject, so that words about the request weigh less.
 
     None without an embedder or without words, or if the embedder fails: words alone are searched then.
     """
-    texts = list(dict.fromkeys(text for text in (query, topic) if text.strip()))
+    texts = list(dict.fromkeys(text for text in (query, subject) if text.strip()))
     if embedder is None or not texts:
         return None
     try:

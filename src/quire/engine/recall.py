@@ -211,7 +211,7 @@ class Recall:
         embedder = self._engine.embedder
         # Vectors of different embedders cannot be compared.
         is_comparable = embedder is not None and embedder.name == index.embedder
-        vector = await embed_query(embedder if is_comparable else None, question.text, topic=question.topic)
+        vector = await embed_query(embedder if is_comparable else None, question.topic)
         allowed = index.select_rows(ranges, excluded=exclude)
 
         def rank() -> list["RankedMessage"]:

@@ -96,7 +96,7 @@ async def search_messages(
         return MessageSearchResult([], complete=True)
     complete = await index_inline(engine, conversations=ids)
     parsed = parse_query(query, at=engine.config.clock())
-    vector = await embed_query(engine.embedder, parsed.text, topic=parsed.topic)
+    vector = await embed_query(engine.embedder, parsed.text, subject=parsed.subject)
     hits, is_current = await _search_catalog(
         engine, parsed, vector, where=where, conversations=ids, branch=branch, order=order, min_score=min_score,
         limit=min(limit, MAX_RESULTS),
@@ -107,11 +107,12 @@ async def search_messages(
 
     def make_hits() -> list[MessageHit]:
         found: list[MessageHit] = []
+        terms = frozenset(term for word in parsed.words for term in word.terms)
         for hit, entry in zip(hits, entries, strict=True):
             record = records.get(hit.conversation)
             # A message that was purged since it was indexed is left out.
             if entry is not None and record is not None:
-                excerpt = make_excerpt(to_searchable_text(entry.message), parsed.terms)
+                excerpt = make_excerpt(to_searchable_text(entry.message), terms)
                 found.append(MessageHit(entry, hit.score, excerpt.text, excerpt.highlights, record))
         return found
 

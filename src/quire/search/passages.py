@@ -12,8 +12,8 @@ from typing import NamedTuple
 from quire.search.languages import Language, detect_language
 from quire.search.tokenizer import (
     UNSPACED_CHAR,
-    WORD_PATTERN,
     find_distinct_terms,
+    find_words,
     split_words,
     tokenize_query,
     tokenize_word,
@@ -176,7 +176,7 @@ def _find_matches(line: str, terms: frozenset[str], language: Language) -> Itera
         for word in (set(split_words(line)) if terms else ())
         if (matching := terms.intersection(tokenize_word(word, language)))
     }
-    for word in WORD_PATTERN.finditer(line) if matching_by_word else ():
+    for word in find_words(line) if matching_by_word else ():
         matching = matching_by_word.get(word[0])
         if not matching:
             continue

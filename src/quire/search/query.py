@@ -1,4 +1,4 @@
-"""Parses a query, the same for a search and for recall: its words with their weights, speakers, dates, and its kind."""
+"""Parses a query, the same for a search and for recall: its words and topic, speakers, dates, and its kind."""
 
 import re
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from quire.search.dates import TimeRange, cut_to_edges, find_time_ranges, is_dat
 from quire.search.languages import detect_query_languages
 from quire.search.tokenizer import (
     UNSPACED_CHAR,
+    deduplicate,
     split_words,
     strip_elision,
     tokenize,
@@ -27,14 +28,18 @@ LIGHT_WORD_WEIGHT = 0.3
 """Weight of a word that says what is requested ("suggest", "how many") or when, rather than what it is about."""
 _MIN_NAME_SIMILARITY = 0.75
 
-_REQUEST_WORD_LIST = (
-    "across advice advise asked aspects based bring brought chat clear complete comprehensive conversations describe"
-    " detailed different discussions earlier earliest entire ever everything evolved explain feel find first give good"
-    " help idea interesting items kind lately latest list many mention much name need number order overview past plan"
-    " progressed provide recap recent recommend say sequence sessions show soon suggest summarize summary talk tell"
-    " thing think thorough throughout time timeline tip total type various walk way wonder"
+_META_WORD_LIST = (
+    "across advise asked aspects based bring brought chat clear complete comprehensive conversations describe detailed"
+    " different discussions earlier entire ever everything evolved explain give help items kind list mention name order"
+    " overview past previous progressed provide recap recommend say sequence sessions show suggest summarize summary"
+    " talk tell thing thorough throughout timeline type various walk way"
 )
-_REQUEST_TERMS = frozenset(tokenize(_REQUEST_WORD_LIST))
+_META_TERMS = frozenset(tokenize(_META_WORD_LIST))
+_REQUEST_WORD_LIST = (
+    "advice earliest feel find first good idea interesting lately latest many much need number plan recent soon think"
+    " time tip total wonder"
+)
+_REQUEST_TERMS = _META_TERMS | frozenset(tokenize(_REQUEST_WORD_LIST))
 
 _ASKS_WHEN = re.compile(
     r"\bwhen\b|\bdates?\b|\bdeadline\b|\bhow long\b|\bhow many (?:days|weeks|months|years)\b"
@@ -77,10 +82,14 @@ class Query:
     text: str
     """As written, without the middle of a long one."""
     words: tuple[QueryWord, ...]
-    """Distinct words without stop words and names of speakers. A run of a script without spaces is not a word: each of
-    its bigrams counts as one."""
-    topic: str
+    """For a search: distinct words without stop words and names of speakers. A run of a script without spaces is not a
+    word: each of its bigrams counts as one."""
+    subject: str
     """The words of full weight, for an embedder."""
+    terms: tuple[str, ...]
+    """For recall: distinct terms of its topic."""
+    topic: str
+    """The words behind the terms, for an embedder."""
     speakers: frozenset[str]
     """Speakers that it names; empty for all."""
     time_ranges: tuple[TimeRange, ...]
@@ -92,14 +101,6 @@ class Query:
     asks_summary: bool
     about_reply: bool
     """It refers to what the assistant said."""
-
-    @property
-    def terms(self) -> dict[str, float]:
-        """The distinct terms of all words, with their weights."""
-        terms: dict[str, float] = {}
-        for word in self.words:
-            terms |= {term: max(word.weight, terms.get(term, 0.0)) for term in word.terms}
-        return terms
 
 
 def parse_query(text: str, *, at: int, speakers: Sequence[str] = (), name: str | None = None) -> Query:
@@ -113,24 +114,26 @@ def parse_query(text: str, *, at: int, speakers: Sequence[str] = (), name: str |
     languages = detect_query_languages(text)
     terms = {word: tokenize_query_word(word, languages) for word in dict.fromkeys(words) if word not in names}
     time_ranges = find_time_ranges(text, at=at)
-    topic_words = [
+    stems = {word: tokenize_word(word, languages[0]) for word in terms}
+    content_words = [word for word in terms if terms[word]]
+    topic_words = [word for word in terms if not _META_TERMS.issuperset(stems[word])] or content_words
+    subject_words = [
         word
         for word in terms
-        if not _REQUEST_TERMS.issuperset(tokenize_word(word, languages[0]))
-        and not (time_ranges and is_date_word(word.lower()))
-    ]
-    topic_words = topic_words or [word for word in terms if terms[word]]
-    weighted: dict[tuple[str, ...], float] = {}
-    for word in (*topic_words, *terms):
-        is_one_term = len(tokenize_word(word, languages[0])) == 1
-        for alternatives in [terms[word]] if is_one_term else [(term,) for term in terms[word]]:
-            weighted.setdefault(alternatives, 1.0 if word in topic_words else LIGHT_WORD_WEIGHT)
+        if not _REQUEST_TERMS.issuperset(stems[word]) and not (time_ranges and is_date_word(word.lower()))
+    ] or content_words
+    weights: dict[tuple[str, ...], float] = {}
+    for word in (*subject_words, *content_words):
+        for alternatives in [terms[word]] if len(stems[word]) == 1 else [(term,) for term in terms[word]]:
+            weights.setdefault(alternatives, 1.0 if word in subject_words else LIGHT_WORD_WEIGHT)
     named_speakers = {speaker for matches in names.values() for speaker in matches}.union(unspaced)
     if name is not None and name in speakers and _FIRST_PERSON.search(low):
         named_speakers.add(name)
     return Query(
         text=text,
-        words=tuple(QueryWord(alternatives, weight) for alternatives, weight in weighted.items()),
+        words=tuple(QueryWord(alternatives, weight) for alternatives, weight in weights.items()),
+        subject=" ".join(word.lower() for word in subject_words),
+        terms=tuple(deduplicate(term for word in topic_words for term in terms[word])),
         topic=" ".join(word.lower() for word in topic_words),
         speakers=frozenset(named_speakers) if len(named_speakers) < len(speakers) else frozenset(),
         time_ranges=time_ranges,

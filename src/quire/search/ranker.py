@@ -140,33 +140,31 @@ def rank_messages(
 
 
 def find_terms(index: RecallIndex, query: Query) -> TermMatches:
-    matches: list[tuple[IntArray, IntArray, float]] = []
-    for term, weight in query.terms.items():
+    matches: list[tuple[IntArray, IntArray]] = []
+    for term in query.terms:
         passages = index.find_passages(term)
         if len(passages):
             # A message with several of the passages, which are sorted, counts once.
             rows = index.passage_rows[passages]
             is_first = np.ones(len(rows), dtype=np.bool_)
             np.not_equal(rows[1:], rows[:-1], out=is_first[1:])
-            matches.append((passages, rows[is_first], weight))
+            matches.append((passages, rows[is_first]))
     matches = sorted(matches, key=lambda match: len(match[1]))[:MAX_QUERY_TERMS]
-    lengths = [len(rows) for _, rows, _ in matches]
+    lengths = [len(rows) for _, rows in matches]
     total = max(len(index), MIN_CORPUS_SIZE)
-    idf = np.array(
-        [weight * inverse_document_frequency(len(rows), total=total) for _, rows, weight in matches], dtype=np.float64
-    )
-    rows = _concatenate([rows for _, rows, _ in matches])
+    idf = np.array([inverse_document_frequency(length, total=total) for length in lengths], dtype=np.float64)
+    rows = _concatenate([rows for _, rows in matches])
     gaps = np.full(len(rows) + 1, _NO_ROW)
     gaps[1:-1] = rows[1:] - rows[:-1]
     gaps[np.cumsum(lengths, dtype=np.int64)] = _NO_ROW
     return TermMatches(
-        passages=_concatenate([passages for passages, _, _ in matches]),
-        passage_idf=np.repeat(idf, [len(passages) for passages, _, _ in matches]),
+        passages=_concatenate([passages for passages, _ in matches]),
+        passage_idf=np.repeat(idf, [len(passages) for passages, _ in matches]),
         rows=rows,
         row_idf=np.repeat(idf, lengths),
         gaps=gaps,
         total_idf=max(float(idf.sum()), 1e-6),
-        rare_rows=_concatenate([rows for _, rows, _ in matches if len(rows) <= RARE_TERM_MESSAGES]),
+        rare_rows=_concatenate([rows for _, rows in matches if len(rows) <= RARE_TERM_MESSAGES]),
     )
 
 

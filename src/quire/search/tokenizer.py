@@ -33,7 +33,7 @@ _MAX_CACHED_TERMS = 4
 
 _UNSPACED_SCRIPTS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _LETTER = rf"(?:[^\W_{_UNSPACED_SCRIPTS}]|[\u0300-\u036f])"
-WORD_PATTERN = re.compile(rf"\d+(?:[.,]\d+)+|[{_UNSPACED_SCRIPTS}]+|{_LETTER}+(?:['’]{_LETTER}+)*")
+_WORD = re.compile(rf"\d+(?:[.,]\d+)+|[{_UNSPACED_SCRIPTS}]+|{_LETTER}+(?:['’]{_LETTER}+)*")
 _ASCII_WORD = re.compile(r"\d+(?:[.,]\d+)+|[A-Za-z0-9]+(?:'[A-Za-z0-9]+)*")
 UNSPACED_CHAR = re.compile(rf"[{_UNSPACED_SCRIPTS}]")
 _SAME_SCRIPT_RUN = re.compile(
@@ -101,7 +101,12 @@ def tokenize_query_word(word: str, languages: Sequence[Language]) -> tuple[str, 
 
 def split_words(text: str) -> list[str]:
     """Words of a text as written; a run of a script without spaces (Chinese, Thai) is one word."""
-    return (_ASCII_WORD if text.isascii() else WORD_PATTERN).findall(text)
+    return (_ASCII_WORD if text.isascii() else _WORD).findall(text)
+
+
+def find_words(text: str) -> Iterator[re.Match[str]]:
+    """The words of `split_words`, with their places."""
+    return (_ASCII_WORD if text.isascii() else _WORD).finditer(text)
 
 
 def tokenize_word(word: str, language: Language = "english") -> tuple[str, ...]:
