@@ -136,11 +136,18 @@ def plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
     async def execute(self: Any, statement: Any, values: Any = None, **options: Any) -> Any:
         if "FROM quire_" in str(statement) and statement.lstrip().startswith(("SELECT", "WITH")):
             run = partial(original, self)
+            settings, is_alone, query = statement.rpartition("; ")
+            if is_alone:
+                # The settings of a transaction and one query in a message, with its values as literals.
+                await run(f"BEGIN; {settings}")
             await run(f"SET LOCAL plan_cache_mode = force_{request.param}_plan")
-            await run(f"PREPARE probe AS {to_numbered_parameters(statement)}")
-            await run(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE probe ({inline_literals(statement, values)})")
+            await run(f"PREPARE probe AS {to_numbered_parameters(query)}")
+            arguments = inline_literals(query, values or {})
+            await run(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE probe {f'({arguments})' if arguments else ''}")
             [[[explained]]] = await self.fetchall()
             await run("DEALLOCATE probe")
+            if is_alone:
+                await run("COMMIT")
             nodes = list(walk_plan(explained["Plan"]))
             collected.append(
                 ExplainedStatement(
