@@ -1,10 +1,14 @@
 """`quire tenant`: a whole tenant as one file, and as a tenant of another database."""
 
+import base64
 import gzip
 import json
 from pathlib import Path
 
-from cli_fixtures import CliHome, invoke_cli
+import pytest
+from cli_fixtures import CliHome, invoke_cli, run_json
+
+from infra.database_dump import contains_text, dump_database
 
 
 def test_a_laptop_moves_to_another_database_and_search_finds_it_there(home: CliHome, tmp_path: Path):
@@ -38,3 +42,29 @@ def test_a_file_is_not_overwritten_and_a_broken_one_not_imported(home: CliHome, 
         assert reason in invoke_cli("tenant", "import", str(file), "--tenant", "new").stderr
     assert invoke_cli("tenant", "export", str(file), "--force").exit_code == 0
     assert sorted(each.name for each in tmp_path.iterdir() if each.is_file()) == ["tenant.jsonl.gz"]
+
+
+def test_a_tenant_is_encrypted_its_key_rotated_and_destroyed(
+    home: CliHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file, key_file, database = tmp_path / "tenant.jsonl.gz", tmp_path / "key", tmp_path / "team.db"
+    assert invoke_cli("tenant", "export", str(file)).exit_code == 0
+    monkeypatch.setenv("QUIRE_DATABASE_URL", f"sqlite:///{database}")
+    monkeypatch.setenv("QUIRE_ENCRYPTION", json.dumps({"key_file": str(key_file)}))
+    old, new = (base64.b64encode(bytes([byte] * 32)).decode() for byte in (1, 2))
+    key_file.write_text(old)
+    assert "and verified them" in invoke_cli("tenant", "import", str(file)).stdout
+    assert not contains_text(dump_database(f"sqlite:///{database}"), "spring tide")
+    assert json.loads(invoke_cli("search", "spring tide", "--json").stdout)["messages"]
+    key_file.write_text(f"{new}\n{old}\n")
+    assert run_json("tenant", "rewrap") == {"tenants": ["default"]}
+    key_file.write_text(new)
+    assert invoke_cli("conversation", "verify", "--all").exit_code == 0
+    key_file.write_text(old)
+    assert "No key of" in invoke_cli("conversation", "list").stderr
+    # Destroying a tenant needs no key.
+    monkeypatch.delenv("QUIRE_ENCRYPTION")
+    assert "is encrypted" in invoke_cli("conversation", "list").stderr
+    purged = invoke_cli("tenant", "purge", "default", "--yes")
+    assert purged.exit_code == 0, purged.output
+    assert invoke_cli("conversation", "list").exit_code == 0

@@ -12,7 +12,7 @@ from infra.sizes import IS_FULL_SIZE
 from quire.db.database_url import is_postgres
 from quire.db.store_part import read
 from quire.errors import ImportFailed, StoreError
-from quire.model import Message
+from quire.model import FilePart, Message
 from quire.store import SqlStore
 from quire.store.tenant_archive import list_archived_tables
 
@@ -31,7 +31,8 @@ async def fill(store: SqlStore, messages: int) -> None:
         texts = [f"{QUESTION} Message {number} of {name}." for number in range(messages)]
         await store.append(name, *(Message.user(text) for text in texts))
     await store.fork("harbour", at=1, name="other")
-    await store.put_blob(b"\x00\xff chart", media_type="image/png")
+    chart = FilePart(blob=await store.put_blob(b"\x00\xff chart", media_type="image/png"))
+    await store.append("tides", Message(role="user", parts=(chart,)))
     await store.keys.create("editor", ["read", "chat"])
 
 

@@ -439,6 +439,7 @@ def purge_tenant(connection: Connection, tenant: str) -> TenantPurge:
 
     On PostgreSQL only the owner of the tables may do that: the role of the application cannot delete entries.
     """
-    tables = [table for table in reversed(metadata.sorted_tables) if "tenant" in table.c]
+    # Each before those that it refers to.
+    tables = [table for table in reversed(metadata.tables.values()) if "tenant" in table.c]
     rows = {table: connection.execute(delete(table).where(table.c.tenant == tenant)).rowcount for table in tables}
     return TenantPurge(conversations=rows[schema.conversations], rows=sum(rows.values()))
