@@ -29,7 +29,7 @@ from quire.store import SqlStore
 from support import Report
 
 METRICS = ("any@1", "any@5", "any@10", "all@5", "all@10")
-SEARCH_GOALS = {"any@1": 94.0, "all@5": 93.0, "all@10": 97.0}
+SEARCH_GOALS = {"any@1": 94.0, "all@5": 92.0, "all@10": 97.0}
 RECALL_GOALS = {1_000: 94.0}
 """What all questions reached, rounded down."""
 BUDGETS = (1_000, 2_000)

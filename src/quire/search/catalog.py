@@ -30,7 +30,7 @@ from quire.search.postings import (
     posting_dtype,
 )
 from quire.search.query import MAX_QUERY_WORDS, Query, QueryWord
-from quire.search.ranker import LIST_WEIGHTS, compute_coverage, compute_date_signal
+from quire.search.ranker import COVERAGE_DISTANCE, LIST_WEIGHTS, compute_date_signal
 from quire.search.segment_codec import decode_columns
 from quire.search.segments import ERASED_ROLE, ROLES, IntArray, MessageColumns
 from quire.search.vectors import (
@@ -100,14 +100,15 @@ class CatalogHit(NamedTuple):
 
 
 class _WordScores(NamedTuple):
-    """For each row:"""
+    """Matches of the query's words, by row."""
 
     shares: FloatArray
     """Share of the query's IDF that it matches, from 0 to 1."""
     is_past_head: BoolArray
     """Whether a passage after its first has that share."""
-    coverage: FloatArray
-    """Share of the query's IDF that it and the messages near it have together."""
+    rows: tuple[IntArray, ...]
+    """For each word of the query: the rows with it, sorted."""
+    idf_shares: tuple[float, ...]
 
 
 class _Place(NamedTuple):
@@ -215,14 +216,14 @@ class MessageCatalog:
         # In time order, what comes first is scored first, until there are enough.
         for some in [candidates] if order == "relevance" else self._iter_by_time(candidates, newest=order == "newest"):
             signals: dict[str, NDArray[Any]] = {"session_opening": 1 / (1.0 + self._columns["place"][some])}
-            is_hit = words.shares[some] > 0
+            is_hit, coverage = words.shares[some] > 0, self._cover(words, some)
             if query.words:
-                signals |= {"words": words.shares[some], "coverage": words.coverage[some]}
+                signals |= {"words": words.shares[some], "coverage": coverage}
             if query.time_ranges:
                 signals["date"] = compute_date_signal(self._columns["at"][some], query)
             if query_vector is not None:
                 cosines = compute_similarities(self._columns["vector"][some], query_vector)
-                is_near = (cosines >= MIN_NEARBY_SIMILARITY) & (words.coverage[some] > 0)
+                is_near = (cosines >= MIN_NEARBY_SIMILARITY) & (coverage > 0)
                 is_hit |= is_near | (cosines >= MIN_SIMILARITY)
                 similarity = np.clip(cosines, 0, 1)
                 # A vector describes the message's head, and says nothing about a passage further down.
@@ -410,22 +411,18 @@ class MessageCatalog:
             is_past_head[rows] = (passages > 1) & (best > scores[rows])
             scores[rows] = np.maximum(scores[rows], best)
         total = sum(idfs)
-        if not total:
-            return _WordScores(scores, is_past_head, scores)
-        # A message counts for those near it in its segment.
-        rows, lengths = np.concatenate(rows_by_word), [len(each) for each in rows_by_word]
-        is_first = np.zeros(len(rows) + 1, dtype=np.bool_)
-        is_first[np.cumsum([0, *lengths])] = True
-        segments = self._column("segment")[rows]
-        starts = self._starts[segments]
-        coverage = compute_coverage(
-            rows,
-            np.repeat(np.array(idfs) / total, lengths),
-            is_first[:-1],
-            count=self._size,
-            bounds=(starts, starts + self._counts[segments]),
-        )
-        return _WordScores(np.minimum(scores / np.float32(total), 1), is_past_head, coverage)
+        shares = np.minimum(scores / np.float32(total), 1) if total else scores
+        return _WordScores(shares, is_past_head, tuple(rows_by_word), tuple(idf / (total or 1) for idf in idfs))
+
+    def _cover(self, words: _WordScores, rows: IntArray) -> FloatArray:
+        """Share of the query's IDF that each of these messages and those near it, in its segment, have together."""
+        starts = self._starts[self._columns["segment"][rows]]
+        ends = starts + self._counts[self._columns["segment"][rows]]
+        first, end = np.maximum(rows - COVERAGE_DISTANCE, starts), np.minimum(rows + COVERAGE_DISTANCE + 1, ends)
+        coverage = np.zeros(len(rows), dtype=np.float32)
+        for matching, share in zip(words.rows, words.idf_shares, strict=True):
+            coverage += np.float32(share) * (np.searchsorted(matching, first) < np.searchsorted(matching, end))
+        return coverage
 
     def _find_candidates(
         self, word_scores: FloatArray, allowed: BoolArray, query: FloatArray | None, *, in_time_order: bool

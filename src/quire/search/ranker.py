@@ -183,8 +183,7 @@ def compute_query_signals(
         "match_share": match / np.float32(matches.total_idf),
         "adjacent_match": _adjacent_signal(index, matches),
         "nearby_match": np.log1p(sum_neighbors(index, match)),
-        "coverage": compute_coverage(matches.rows, matches.row_idf, matches.gaps[:-1] == _NO_ROW, count=len(index))
-        / np.float32(matches.total_idf),
+        "coverage": _coverage_signal(index, matches),
         "speaker": np.isin(index.speaker_ids, named_speakers).astype(np.float32),
         "user": index.is_user * (not query.asks_summary and not query.about_reply),
         "first_person": index.first_person,
@@ -264,26 +263,15 @@ def _adjacent_signal(index: RecallIndex, matches: TermMatches) -> FloatArray:
     return np.bincount(adjacent, idf, minlength=len(index)).astype(np.float32)
 
 
-def compute_coverage(
-    rows: IntArray,
-    idf: NDArray[np.float64],
-    is_first: BoolArray,
-    *,
-    count: int,
-    bounds: tuple[IntArray, IntArray] | None = None,
-) -> FloatArray:
-    """For each of `count` messages, the IDF sum of the terms that the messages within `COVERAGE_DISTANCE` have.
-
-    `rows` are the messages with each term, sorted, one term after the other; `is_first` marks the first of each term.
-    A message covers only those between its `bounds`: the first row, and the end.
-    """
-    lowest, highest = bounds or (0, count)
-    first = np.maximum(rows - COVERAGE_DISTANCE, lowest)
-    end = np.minimum(rows + (COVERAGE_DISTANCE + 1), highest)
-    # Where two messages with a term are near each other, the second covers what the first does not.
-    first[1:] = np.where(is_first[1:], first[1:], np.maximum(first[1:], end[:-1]))
-    steps = np.bincount(first, idf, minlength=count + 1) - np.bincount(end, idf, minlength=count + 1)
-    return np.maximum(np.cumsum(steps[:-1]), 0).astype(np.float32)
+def _coverage_signal(index: RecallIndex, matches: TermMatches) -> FloatArray:
+    """Share of the IDF of all query terms that the messages within `COVERAGE_DISTANCE` have together."""
+    opens, closes = matches.gaps[:-1] > 2 * COVERAGE_DISTANCE, matches.gaps[1:] > 2 * COVERAGE_DISTANCE
+    first = np.maximum(matches.rows[opens] - COVERAGE_DISTANCE, 0)
+    end = np.minimum(matches.rows[closes] + COVERAGE_DISTANCE + 1, len(index))
+    # The change from each row to the next.
+    steps = np.bincount(first, matches.row_idf[opens], minlength=len(index) + 1)
+    steps -= np.bincount(end, matches.row_idf[closes], minlength=len(index) + 1)
+    return (np.maximum(np.cumsum(steps[:-1]), 0) / matches.total_idf).astype(np.float32)
 
 
 def compute_date_signal(at: IntArray, query: Query) -> FloatArray:
