@@ -3,7 +3,8 @@
 Search: each session is a conversation, the question is the query, and sessions rank by their best message. The floor is
 SQLite's FTS5 in the same run. Recall: the sessions by date are one archived conversation, and the recalled turns are
 read from the manifest of a request that `prepare` made; the control is the question of another haystack. The weights of
-search were chosen on every second question ("tuning half"), and the other half is reported alone. No model is called.
+search were fitted on every second question ("tuning half"), and the other half is reported alone; other choices, such
+as the weight of words about the request, were made with both halves in view. No model is called.
 """
 
 import argparse
@@ -29,9 +30,8 @@ from quire.store import SqlStore
 from support import Report
 
 METRICS = ("any@1", "any@5", "any@10", "all@5", "all@10")
-SEARCH_GOALS = {"any@1": 94.0, "all@5": 92.0, "all@10": 97.0}
-RECALL_GOALS = {1_000: 94.0}
-"""What all questions reached, rounded down."""
+SEARCH_GOALS = {"any@1": 93.5, "all@5": 93.0, "all@10": 97.5}
+RECALL_GOALS = {1_000: 95.0}
 BUDGETS = (1_000, 2_000)
 CONTROL_BUDGETS = (1_000, 2_000)
 ALL_HITS = 1_000
