@@ -63,7 +63,7 @@ def test_the_commands_are_those_expected():
         "conversation": "list show fork rename tag verify purge purge-value secrets",
         "key": "create list revoke",
         "audit": "verify export",
-        "tenant": "list export import purge rewrap",
+        "tenant": "list export import verify purge rewrap",
         "db": "upgrade status",
     }
     assert set(COMMANDS) == {f"{group} {part}" for group, parts in expected.items() for part in parts.split()}
@@ -106,7 +106,7 @@ def make_example_possible(name: str, home: CliHome) -> None:
         assert invoke_cli("context", "undo").exit_code == 0
     if name == "tenant import":
         assert invoke_cli("tenant", "export", "tenant.jsonl.gz").exit_code == 0
-    if name == "tenant purge":
+    if name in ("tenant purge", "tenant verify"):
         asyncio.run(create_tenant(home))
     if name.startswith("audit"):
         asyncio.run(append_audit(home))

@@ -3,6 +3,8 @@
 import base64
 import gzip
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,18 @@ def test_a_laptop_moves_to_another_database_and_search_finds_it_there(home: CliH
     assert [each["name"] for each in tenants] == ["default", "observatory"]
     verified = invoke_cli("conversation", "verify", "--all", "--tenant", "observatory", "--set", other)
     assert verified.exit_code == 0
+
+
+def test_a_tenant_is_verified_and_a_changed_row_named(home: CliHome):
+    verified = run_json("tenant", "verify")
+    assert verified["conversations"] > 0
+    assert verified["faults"] == []
+    with closing(sqlite3.connect(home.database)) as connection, connection:
+        connection.execute("UPDATE quire_entries SET body = replace(body, 'tide', 'wave')")
+    changed = invoke_cli("tenant", "verify", "--json")
+    assert changed.exit_code == 1
+    assert {each["branch"] for each in json.loads(changed.stdout)["faults"]} != set()
+    assert "digest" in invoke_cli("tenant", "verify").stdout
 
 
 def test_a_file_is_not_overwritten_and_a_broken_one_not_imported(home: CliHome, tmp_path: Path):

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from quire.log.types import ValuePurge
-    from quire.schemas.records import FoundSecretsSchema, LocatedFaultSchema, VerifiedConversationsSchema
+    from quire.schemas.records import FoundSecretsSchema, LocatedFaultSchema
     from quire.store import SqlStore
 
 app = create_group("List, read and manage conversations.")
@@ -176,7 +176,10 @@ async def verify(
             ids = [await resolve_conversation_id(own, conversation)]
         faults = await find_faults(own, ids, with_tenant=everything)
     document = VerifiedConversationsSchema(conversations=ids, faults=faults)
-    return Result(document, lambda _: _draw_faults(document), exit_code=EXIT_FAILED if faults else 0)
+    verified = make_text(f"Verified {pluralize(len(ids), 'conversation')}: nothing was changed.")
+    return Result(
+        document, lambda _: draw_faults(faults) if faults else [verified], exit_code=EXIT_FAILED if faults else 0
+    )
 
 
 async def find_faults(store: "SqlStore", ids: list[str], *, with_tenant: bool) -> "list[LocatedFaultSchema]":
@@ -193,10 +196,7 @@ async def find_faults(store: "SqlStore", ids: list[str], *, with_tenant: bool) -
     return faults
 
 
-def _draw_faults(document: "VerifiedConversationsSchema") -> "Iterable[RenderableType]":
-    if not document.faults:
-        yield make_text(f"Verified {pluralize(len(document.conversations), 'conversation')}: nothing was changed.")
-        return
+def draw_faults(faults: "Iterable[LocatedFaultSchema]") -> "Iterable[RenderableType]":
     rows = [
         (
             each.conversation or "",
@@ -204,7 +204,7 @@ def _draw_faults(document: "VerifiedConversationsSchema") -> "Iterable[Renderabl
             "" if each.seq is None else f"#{each.seq}",
             each.problem,
         )
-        for each in document.faults
+        for each in faults
     ]
     columns = ("conversation", "branch", "entry", "problem")
     yield make_table(*columns, rows=rows, right_aligned=("branch",), wrapped=("problem",))

@@ -20,7 +20,7 @@ from quire.cli.common import (
     list_conversation_ids,
     open_store,
 )
-from quire.cli.conversation import find_faults
+from quire.cli.conversation import draw_faults, find_faults
 from quire.cli.output import (
     Result,
     format_local_time,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from quire.schemas.records import TenantListSchema
 
-app = create_group("List, export, import and purge whole tenants, and rewrap their keys.")
+app = create_group("List, export, import, verify and purge whole tenants, and rewrap their keys.")
 
 COMPRESSION_LEVEL = 6
 MAX_TIME = 2**63 - 1
@@ -122,12 +122,41 @@ async def import_(
     if document.skipped_keys:
         print_note(f"Left out {pluralize(document.skipped_keys, 'API key')} that another tenant of this database has.")
     if faults:
-        print_note(
-            f"{pluralize(len(faults), 'fault')} found. `quire conversation verify --all --tenant {tenant}` lists them."
-        )
+        print_note(f"{pluralize(len(faults), 'fault')} found. `quire tenant verify {tenant}` lists them.")
     conversations = pluralize(document.conversations, "conversation")
     text = f"Imported {conversations} with {document.rows:,} rows as {tenant}, and verified them."
     return Result(document, text if not faults else "", exit_code=EXIT_FAILED if faults else 0)
+
+
+@command(app, "quire tenant verify observatory")
+async def verify(
+    tenant: Annotated[str, typer.Argument(help="The tenant to verify.")] = DEFAULT_TENANT,
+    *,
+    overrides: SetOptions = None,
+) -> Result:
+    """Verify every digest of a tenant: all conversations, memories, keys and the audit trail.
+
+    The exit code is 1 if a row was changed.
+    """
+    from quire.schemas.records import LocatedFaultSchema, VerifiedTenantSchema
+
+    async with open_store(overrides) as store:
+        own = store.for_tenant(tenant)
+        ids = await list_conversation_ids(own)
+        faults = await find_faults(own, ids, with_tenant=True)
+        for each in await own.audit.verify():
+            faults.append(
+                LocatedFaultSchema(conversation=None, branch=None, seq=each.seq, problem=f"audit: {each.reason}")
+            )
+        head = await own.audit.get_head()
+    document = VerifiedTenantSchema(tenant=tenant, conversations=len(ids), audit_entries=head.seq, faults=faults)
+    entries = pluralize(document.audit_entries, "audit entry")
+    text = f"Verified {pluralize(len(ids), 'conversation')} and {entries} of {tenant}: nothing was changed."
+    return Result(
+        document,
+        lambda _: draw_faults(faults) if faults else [make_text(text)],
+        exit_code=EXIT_FAILED if faults else 0,
+    )
 
 
 @command(app, "quire tenant purge observatory --yes")

@@ -127,6 +127,13 @@ class TenantArchiveSchema(JsonModel):
     skipped_keys: int = Field(description="API keys that were left out: another tenant of the database has them.")
 
 
+class VerifiedTenantSchema(JsonModel):
+    tenant: str
+    conversations: int
+    audit_entries: int
+    faults: list[LocatedFaultSchema]
+
+
 class PurgedTenantSchema(JsonModel):
     tenant: str
     conversations: int
