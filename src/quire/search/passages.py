@@ -7,14 +7,15 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from quire.search.languages import Language, detect_language
 from quire.search.tokenizer import (
     UNSPACED_CHAR,
     find_distinct_terms,
+    find_matching_pieces,
     find_words,
-    split_words,
     tokenize_query,
     tokenize_word,
 )
@@ -43,7 +44,6 @@ _LEAD_SHARE = 3
 _MAX_TRIM_CHARS = 40
 """Maximum characters by which an end of the excerpt moves so as not to cut a word."""
 _ELLIPSIS = "…"
-_SPACE = re.compile(r"\s+")
 
 
 class Excerpt(NamedTuple):
@@ -155,7 +155,7 @@ def make_excerpt(text: str, terms: Collection[str], *, max_chars: int = EXCERPT_
         best = counts.index(max(counts))
         first = spans[best - 1][0] if best > 0 else 0
         last = spans[best + 1][1] if best + 1 < len(spans) else len(text)
-    line = _SPACE.sub(" ", text[first:last]).strip()
+    line = " ".join(text[first:last].split())
     matches = list(_find_matches(line, terms, language))
     start, end = _place_window(line, _find_densest(matches, max_chars), max_chars)
     prefix = _ELLIPSIS if start > 0 or first > 0 else ""
@@ -170,25 +170,30 @@ def make_excerpt(text: str, terms: Collection[str], *, max_chars: int = EXCERPT_
 
 
 def _find_matches(line: str, terms: frozenset[str], language: Language) -> Iterator[_Match]:
-    # Each distinct word is compared once: few of them match, and a line without any is not searched for places.
-    matching_by_word = {
-        word: matching
-        for word in (set(split_words(line)) if terms else ())
-        if (matching := terms.intersection(tokenize_word(word, language)))
-    }
-    for word in find_words(line) if matching_by_word else ():
-        matching = matching_by_word.get(word[0])
-        if not matching:
+    """The places of words with one of the terms, in a line whose only white space is single spaces."""
+    # Each distinct piece between spaces is looked up once, and only the few with a term are searched for its words.
+    pieces = line.split(" ")
+    matching_pieces = find_matching_pieces(pieces, terms, language)
+    if not matching_pieces:
+        return
+    chars_before = accumulate(map(len, pieces), initial=0)
+    for space_count, (piece, char_count) in enumerate(zip(pieces, chars_before, strict=False)):
+        if piece not in matching_pieces:
             continue
-        if not UNSPACED_CHAR.match(word[0]):
-            yield _Match(word.start(), word.end(), min(matching))
-        else:
+        start = char_count + space_count
+        for word in find_words(piece):
+            matching, first = terms.intersection(tokenize_word(word[0], language)), start + word.start()
+            if not matching:
+                continue
+            if not UNSPACED_CHAR.match(word[0]):
+                yield _Match(first, start + word.end(), min(matching))
+                continue
             # A run of a script without spaces, whose terms are characters and pairs of them.
             normalized, offsets = _normalize_run(word[0])
             for index in range(len(normalized)):
                 for end in (index + 1, index + 2):
                     if (term := normalized[index:end]) in matching and end <= len(normalized):
-                        yield _Match(word.start() + offsets[index], word.start() + offsets[end], term)
+                        yield _Match(first + offsets[index], first + offsets[end], term)
 
 
 def _normalize_run(run: str) -> tuple[str, list[int]]:

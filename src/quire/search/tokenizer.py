@@ -75,6 +75,13 @@ def iter_terms(text: str, language: Language) -> Iterator[str]:
     return chain.from_iterable(map(_TERMS[language].__getitem__, text.split()))
 
 
+def find_matching_pieces(pieces: Iterable[str], terms: frozenset[str], language: Language) -> set[str]:
+    """Those of the pieces of a text between white space, punctuation included, that have one of the terms."""
+    distinct = tuple(set(pieces))
+    found = map(_TERMS[language].__getitem__, distinct)
+    return {piece for piece, own in zip(distinct, found, strict=True) if not terms.isdisjoint(own)}
+
+
 def find_distinct_terms(text: str, language: Language) -> set[str]:
     return set(iter_terms(text, language))
 
