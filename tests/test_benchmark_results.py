@@ -1,6 +1,5 @@
 """The page of benchmarks: made from the stored results, one of which can be replaced; and the rules of the soak."""
 
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -51,46 +50,6 @@ def test_the_page_is_that_of_the_stored_results(folder: Path, monkeypatch: pytes
     monkeypatch.setattr(results, "STORE", ROOT / "benchmarks" / "results.json")
     all_benchmarks.write_report(None)
     assert (folder / "benchmarks.md").read_text() == results.PAGE.read_text(), "run `just bench all --render`"
-
-
-FIGURE = re.compile(r"([\d,]+(?:\.(\d+))?)<!-- (\w+): (.+?) -->")
-"""A figure in prose, and where it is from: a benchmark, and words of the line in its output."""
-
-
-def list_figures() -> list[tuple[str, re.Match[str]]]:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    return [(page.name, match) for page in pages for match in FIGURE.finditer(page.read_text())]
-
-
-def is_stored(figure: re.Match[str]) -> bool:
-    shown, digits, name, words = figure.groups()
-    lines = results.load_results()[name].output.splitlines()
-    lines = [
-        line
-        for line in lines
-        if all(word in line.split() or (not word.isdigit() and word in line) for word in words.split())
-    ]
-    numbers = [float(each.replace(",", "")) for line in lines for each in re.findall(r"\d[\d,]*(?:\.\d+)?", line)]
-    return float(shown.replace(",", "")) in {round(each, len(digits or "")) for each in numbers}
-
-
-def test_figures_in_prose_are_those_of_the_stored_results():
-    figures = list_figures()
-    assert len(figures) >= 25
-    assert [(page, each.group()) for page, each in figures if not is_stored(each)] == []
-
-
-@pytest.mark.parametrize(
-    ("text", "is_right"),
-    [("5.7<!-- gateway: 16 gateway -->", True), ("5.6<!-- gateway: 16 gateway -->", False)],
-)
-def test_a_stale_figure_is_found(monkeypatch: pytest.MonkeyPatch, text: str, *, is_right: bool):
-    output = "clients server turns/s cpu\n     16  gateway  170.260  5.684\n     64  gateway  157.157  5.638"
-    stored = results.make_result("gateway", "just bench gateway", output, seconds=1, exit_code=0)
-    monkeypatch.setattr(results, "load_results", lambda: {"gateway": stored})
-    figure = FIGURE.match(text)
-    assert figure is not None
-    assert is_stored(figure) == is_right
 
 
 def test_the_page_discloses_no_paths():

@@ -1,13 +1,30 @@
-"""The shell commands of the README and the docs, and those of them that no test runs, with the reason."""
+"""The shell commands of all Markdown files, and those of them that no test runs, with the reason."""
 
 import re
+import shlex
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import typer
+
+from quire.cli.app import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md", *sorted(ROOT.glob("docs/*.md")))
+FOLDERS = (".github", "deploy", "docs", "examples", "packages", "plugins")
+PAGES = (*sorted(ROOT.glob("*.md")), *sorted(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md")))
 TUTORIAL_PAGE = "tutorial.md"
 SHELL_BLOCK = re.compile(r"^ *```(?P<kind>console|sh|bash|shell)\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+INLINE_CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+PROGRAMS = (
+    ".venv/bin", "apt", "brew", "claude", "codex", "createdb", "curl", "docker", "export", "gemini", "git", "just",
+    "kubectl", "kustomize", "mcp-publisher", "npm", "npx", "openssl", "opencode", "pg_dump", "pg_restore", "pip",
+    "pipx", "podman", "psql", "python", "python3", "quire", "rm", "sqlite3", "systemctl", "uvx",
+)  # fmt: skip
+"""First words of commands in inline code."""
+PLACEHOLDER = re.compile(r"\b[A-Z][A-Z_]*\b|…|\$\{\w+\}")
+"""What a reader replaces: `quire config set model NAME`."""
+SHELL_OPERATOR = re.compile(r" (?:2?>|\||&&)")
 CONTINUATION = re.compile(r"\\\n\s*")
 RUNS_QUIRE = re.compile(r"(?:^|&& |\| |\$\()quire ")
 
@@ -17,6 +34,9 @@ INSTALLATION = "installs packages; test_installation.py installs every extra"
 SERVICE = "installs a service, or needs one; test_service.py follows the guide"
 ENCRYPTION = "tests/log/test_encryption.py does the same"
 CHECKOUT = "for a clone of the repository; .ci/run runs the same"
+AGENT_CONTEXT = "names messages of an agent's session; tests/coding_agents/test_edits_reach_agents.py changes them"
+WORKER = "needs jobs in PostgreSQL; tests/jobs runs workers"
+CLUSTER = "needs a Kubernetes cluster"
 
 NOT_RUN: dict[str, str] = {
     "claude mcp add quire -- quire mcp": CODING_AGENT,
@@ -98,6 +118,42 @@ NOT_RUN: dict[str, str] = {
     "curl -H \"Authorization: Bearer $QUIRE_KEY\" -H 'Content-Type: application/json' "
     '-d \'{"strategies": ["discard", "hybrid"], "windows": [8000], "sample": 50}\' '
     "http://127.0.0.1:8300/api/backtests": ("needs a server with a key; tests/server/test_backtest_routes.py"),
+    **dict.fromkeys(
+        (
+            "quire context drop 12",
+            "quire context drop 12,20-31",
+            'quire context drop 12,20-31 --reason "old build logs"',
+            "quire context restore 12,31,40",
+            "quire context why 12",
+        ),
+        AGENT_CONTEXT,
+    ),
+    "quire serve --workers 2": DATABASE_SERVER,
+    "mcp-publisher publish": "publishes; the release workflow writes the entry that it sends",
+    "pip install quire-core": INSTALLATION,
+    "pip install 'quire[postgres]'": INSTALLATION,
+    "pip install 'quire[encoder]'": INSTALLATION,
+    'pip install "quire[worker]"': INSTALLATION,
+    "uvx quire": INSTALLATION,
+    "pipx run quire": INSTALLATION,
+    "python -m quire.cli.command_reference": "tests/cli/test_every_command.py compares what it writes",
+    "python tools/reference_pages.py": "tests/test_reference_pages.py compares what it writes",
+    "python tools/hash_requirements.py > deploy/requirements.txt": "tests/test_supply_chain.py compares what it writes",
+    "python benchmarks/footprint.py": "`just bench footprint` runs it",
+    "podman pull": "needs an image registry",
+    "podman inspect --format '{{.Digest}}'": "needs an image registry",
+    "pg_restore --clean": DATABASE_SERVER,
+    "quire worker --all": WORKER,
+    "quire worker --once": WORKER,
+    "quire worker --once --all": WORKER,
+    "kubectl label namespace ingress-nginx quire-clients=true": CLUSTER,
+    "kubectl --namespace quire delete job upgrade": CLUSTER,
+    "curl http://node:8300/readyz": "needs that server; tests/server/test_health.py",
+    "codex plugin remove quire@quire": CODING_AGENT,
+    "codex plugin marketplace remove quire": CODING_AGENT,
+    "claude mcp remove quire": CODING_AGENT,
+    "opencode import": CODING_AGENT,
+    "systemctl --user edit quire": SERVICE,
     "export OPENAI_BASE_URL=http://127.0.0.1:8300/v1": "sets a variable",
     "export ANTHROPIC_BASE_URL=http://127.0.0.1:8300": "sets a variable",
 }
@@ -110,15 +166,64 @@ class DocumentedCommand(NamedTuple):
 
 
 def list_commands() -> list[DocumentedCommand]:
-    """Every command once, under the first page that has it; those of the tutorial have a test of their own."""
+    """Every command once, under the first page that has it; those of the tutorial have a test of their own.
+
+    Of the inline ones, only those that can be run: `quire resume` alone, or with a placeholder, names a command.
+    """
     found: dict[str, DocumentedCommand] = {}
     for page in PAGES:
-        if page.name == TUTORIAL_PAGE:
-            continue
-        name = str(page.relative_to(ROOT))
-        for line in extract_lines(page.read_text(encoding="utf-8")):
-            found.setdefault(line, DocumentedCommand(name, line))
+        text = page.read_text(encoding="utf-8")
+        lines = [] if page.name == TUTORIAL_PAGE else extract_lines(text)
+        for line in [*lines, *filter(is_complete, extract_inline(text))]:
+            found.setdefault(line, DocumentedCommand(str(page.relative_to(ROOT)), line))
     return list(found.values())
+
+
+def list_inline_commands() -> dict[str, str]:
+    """Every command in inline code, and the first page that has it."""
+    found: dict[str, str] = {}
+    for page in PAGES:
+        for line in extract_inline(page.read_text(encoding="utf-8")):
+            found.setdefault(line, str(page.relative_to(ROOT)))
+    return found
+
+
+def extract_inline(text: str) -> list[str]:
+    spans = (" ".join(each.split()) for each in INLINE_CODE.findall(FENCE.sub("", text)))
+    return [span for span in spans if span.partition(" ")[0] in PROGRAMS and " " in span]
+
+
+def is_complete(line: str) -> bool:
+    """Whether an inline command has all that it needs, and more than the names of a command."""
+    if PLACEHOLDER.search(line) or line.startswith("just "):
+        return False
+    return not line.startswith("quire ") or parse_quire(line)
+
+
+def parse_quire(line: str) -> bool:
+    """Parses the words of `quire …` as the program does; raises what the program reports as a usage error.
+
+    Returns False if something is missing that the program needs, or if the line only names a command.
+    """
+    words = shlex.split(PLACEHOLDER.sub("7", SHELL_OPERATOR.split(line)[0]))[1:]
+    command: Any = typer.main.get_command(app)
+    if words[0].startswith("-"):
+        assert words[0] in {name for option in command.params for name in option.opts}, line
+        return False
+    context: Any = typer.Context(command, info_name="quire")
+    while hasattr(command, "resolve_command"):
+        if not words:
+            return False
+        name, command, words = command.resolve_command(context, words)
+        context = typer.Context(command, parent=context, info_name=name)
+    try:
+        command.make_context(context.info_name, list(words), parent=context.parent)
+    except typer.BadParameter as error:
+        # Typer exports no class for a missing argument.
+        if type(error).__name__ != "MissingParameter":
+            raise
+        return False
+    return bool(words)
 
 
 def extract_lines(text: str) -> list[str]:

@@ -1,10 +1,11 @@
-"""The commands of the README and the docs run as written, each in a home of its own, with a scripted model.
+"""The commands of all Markdown files run as written, each in a home of its own, with a scripted model.
 
 By default they run this source; `just installed` runs them from the installed wheels.
 """
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,16 @@ from pathlib import Path
 
 import pytest
 from cli_fixtures import TIDES_ID, CliHome, copy_home
-from documented_commands import NOT_RUN, DocumentedCommand, is_run, list_commands
+from documented_commands import (
+    NOT_RUN,
+    PLACEHOLDER,
+    ROOT,
+    DocumentedCommand,
+    is_run,
+    list_commands,
+    list_inline_commands,
+    parse_quire,
+)  # fmt: skip
 from scripted_server import ScriptedServer, scripted_server
 
 PROGRAMS = Path(os.environ.get("QUIRE_TEST_PROGRAMS") or Path(sys.executable).parent)
@@ -26,7 +36,23 @@ PROGRAMS = Path(os.environ.get("QUIRE_TEST_PROGRAMS") or Path(sys.executable).pa
 DATA = Path(__file__).parents[1] / "importers" / "data"
 WRITTEN_MODEL_URL = "http://127.0.0.1:11434/v1"
 SHORTENED_ID = re.compile(r"01[a-zA-Z0-9]+…")
-AGENTS = ("claude", "codex", "opencode")
+AGENTS = ("claude", "codex", "gemini", "my-agent", "opencode")
+EXPORTED_TENANT = "quire tenant export tenant.jsonl.gz"
+NAMED_CONVERSATION = "quire conversation rename harbour"
+PREPARATIONS = {
+    "quire context redo": "quire context undo",
+    "quire context show harbour": NAMED_CONVERSATION,
+    "quire conversation show harbour": NAMED_CONVERSATION,
+    "quire tenant import tenant.jsonl.gz --tenant observatory": EXPORTED_TENANT,
+    "quire tenant purge observatory --yes": (
+        f"{EXPORTED_TENANT} && quire tenant import tenant.jsonl.gz --tenant observatory"
+    ),
+    "quire trust": "echo 'context_limit = 8000' > quire.toml",
+    "quire trust revoke ~/gannet": (
+        "mkdir ~/gannet && cd ~/gannet && echo 'context_limit = 8000' > quire.toml && quire trust"
+    ),
+}
+"""What a reader of the page has done before the command."""
 TYPED = {"quire conversation purge-value": "not-in-any-conversation\n"}
 """What is typed into a command; nothing into the others."""
 ASKS_IN_A_TERMINAL = ("quire hook install", "quire hook uninstall", "quire conversation purge-value")
@@ -42,7 +68,37 @@ def test_every_documented_command_is_run_or_listed_with_the_reason():
     unlisted = [command for command in COMMANDS if not is_run(command) and command.line not in NOT_RUN]
     assert unlisted == [], "add these to NOT_RUN in documented_commands.py, or write them so that they run"
     assert set(NOT_RUN) <= {command.line for command in COMMANDS}, "these are no longer in the docs"
-    assert len(RUN_COMMANDS) >= 70
+    assert len(RUN_COMMANDS) >= 120
+
+
+INLINE_COMMANDS = list_inline_commands()
+
+
+def test_inline_commands_of_quire_have_names_and_options_that_exist():
+    lines = [line for line in INLINE_COMMANDS if line.startswith("quire ")]
+    assert len(lines) >= 120
+    for line in lines:
+        parse_quire(line)
+
+
+@pytest.mark.parametrize("line", ["quire db verify", "quire context harbour", "quire stats --since-when 30d"])
+def test_a_command_that_does_not_exist_is_found(line: str):
+    with pytest.raises(Exception, match=r"No such (command|option)"):
+        parse_quire(line)
+
+
+@pytest.mark.parametrize("line", [line for line in INLINE_COMMANDS if line.startswith("just ")])
+def test_inline_recipes_exist(line: str):
+    _, *words = shlex.split(PLACEHOLDER.sub("7", line))
+    done = subprocess.run(
+        [Path(sys.executable).with_name("just"), "--dry-run", *words],
+        cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [word for word in words if word.startswith("tests/") and not (ROOT / word).exists()] == []
+    if words[0] == "bench" and words[1] != "7":
+        program = (ROOT / "benchmarks" / f"{words[1]}.py").read_text() + (ROOT / "benchmarks/support.py").read_text()
+        assert [word for word in words[2:] if word.startswith("--") and f'"{word}"' not in program] == []
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +157,8 @@ def test_it_runs_as_written(command: DocumentedCommand, used_home: CliHome, mode
     if line.startswith("quire serve") or "--watch" in line:
         run_until_interrupted(line, environment, used_home.project)
         return
+    if command.line in PREPARATIONS:
+        subprocess.run(PREPARATIONS[command.line], shell=True, env=environment, cwd=used_home.project, check=True)
     done = subprocess.run(
         line, shell=True, env=environment, cwd=used_home.project, input=TYPED.get(command.line, ""),
         capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False,

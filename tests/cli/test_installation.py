@@ -5,6 +5,7 @@
 """
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -103,6 +104,20 @@ def test_the_program_is_the_library_of_the_same_version_with_the_standard_extra(
         assert [name for name in archive.namelist() if ".dist-info/" not in name] == []
         [entry_points] = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
         assert b"quire = quire.cli:main" in archive.read(entry_points)
+
+
+def test_a_release_has_addresses_and_a_readme_without_relative_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("QUIRE_REPOSITORY_URL", "https://example.org/quire/")
+    metadata = read_metadata(build_program_wheel(ROOT, tmp_path))
+    addresses = dict(line.split(", ") for line in metadata.get_all("project-url") or [])
+    assert addresses["Source"] == "https://example.org/quire"
+    readme = str(metadata.get_payload())
+    targets = re.findall(r"\]\(([^)\s]+)", readme)
+    assert len(targets) > 40
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+    tag = f"v{metadata['version']}"
+    assert f"https://example.org/quire/raw/{tag}/docs/picture/page-timeline.png" in targets
+    assert f"https://example.org/quire/blob/{tag}/docs/limits.md" in targets
 
 
 @pytest.fixture(scope="session")

@@ -55,6 +55,15 @@ def test_every_metric_is_on_the_dashboard(labels: dict[str, set[str]]):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_the_page_has_every_rule_with_its_threshold(rule: dict[str, Any]):
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    [row] = [line for line in page.splitlines() if f"`{rule['alert']}`" in line]
+    threshold = re.search(r"> ([\d.]+)$", rule["expr"].strip())
+    shown = {float(number) for number in re.findall(r"\d+(?:\.\d+)?", row)} | {0.0}
+    assert threshold is None or {float(threshold[1]), 100 * float(threshold[1])} & shown
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_runbooks_exist(rule: dict[str, Any]):
     path, _, anchor = rule["annotations"].get("runbook", "docs/operations.md#time-limits").partition("#")
     headings = re.findall(r"^## (.+)$", (ROOT / path).read_text(), re.MULTILINE)
