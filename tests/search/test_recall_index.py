@@ -29,15 +29,19 @@ def test_neither_segment_boundaries_nor_an_extended_index_make_a_difference(
     earlier = build_index(messages[: max(0, len(messages) - new_count)], embedder=LetterEmbedder())
     cuts = [min(cut, len(messages)) for cut in cuts]
     segmented = build_index(messages, cuts=cuts, embedder=LetterEmbedder(), earlier=earlier)
-    for field in dataclasses.fields(RecallIndex):
+    assert_equal_indexes(whole, segmented)
+    for term in {term for each in messages for term in tokenize(each.text)}:
+        assert whole.find_passages(term).tolist() == segmented.find_passages(term).tolist()
+
+
+def assert_equal_indexes(whole: RecallIndex, segmented: RecallIndex) -> None:
+    for field in (each for each in dataclasses.fields(RecallIndex) if each.compare):
         one, other = getattr(whole, field.name), getattr(segmented, field.name)
         if isinstance(one, tuple):
             assert len(one) == len(other), field.name
             assert all(map(np.array_equal, one, other)), field.name
         else:
             assert np.array_equal(one, other), field.name
-    for term in {term for each in messages for term in tokenize(each.text)}:
-        assert whole.find_passages(term).tolist() == segmented.find_passages(term).tolist()
 
 
 def test_a_silence_of_half_an_hour_separates_sessions():
@@ -114,3 +118,15 @@ def test_an_index_of_other_messages_is_not_extended():
     earlier = build_index([make_message(4, "tent")])
     index = build_index([make_message(seq, "lake") for seq in (3, 5)], earlier=earlier)
     assert (index.seq.tolist(), index.find_passages("tent").tolist()) == ([3, 5], [])
+
+
+def test_an_index_that_was_extended_twice_has_not_changed():
+    messages = [make_message(seq, f"lake{seq % 7} tent", at=START_MICROS + seq * HOUR_MICROS) for seq in range(32)]
+    others = [*messages[:30], make_message(30, "rain boat", name="Anna"), make_message(31, "tent", name="Bo")]
+    # Grown before, so that its columns have room for a few more rows.
+    earlier = build_index(messages[:30], earlier=build_index(messages[:20]))
+    expected = (messages, others, messages[:31])
+    extended = [build_index(each, earlier=earlier) for each in expected]
+    assert_equal_indexes(earlier, build_index(messages[:30]))
+    for index, each in zip(extended, expected, strict=True):
+        assert_equal_indexes(index, build_index(each))

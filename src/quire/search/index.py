@@ -5,7 +5,9 @@ change any result of an index.
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
+from threading import Lock
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,6 @@ from quire.search.segments import (
     IntArray,
     MergedPostings,
     MessageColumns,
-    MessageTerms,
     Segment,
     extend_postings,
     find_known_hashes,
@@ -25,6 +26,11 @@ from quire.search.segments import (
     select_messages,
 )
 from quire.search.vectors import FloatArray, truncate_vectors, unpack_vectors
+
+SPARE_ROWS_DIVISOR = 8
+"""A column that is copied gets room for this part of its rows more."""
+RUN_LENGTH_FACTOR = 4
+"""Postings of later passages are joined with a run that is less than this many times as long."""
 
 BoolArray = NDArray[np.bool_]
 
@@ -36,16 +42,35 @@ MESSAGE_HEADER_TOKENS = 8
 """Tokens of a recalled message's number and speaker, in addition to its text."""
 
 
+class PostingRun(NamedTuple):
+    """Inverted index over consecutive passages."""
+
+    hashes: NDArray[np.uint32]
+    """Sorted hashes of the terms."""
+    offsets: IntArray
+    """Start of each term's passages in `passages`, and the end."""
+    passages: IntArray
+    """The passages that contain each term, term by term, in order."""
+
+
+class _Room:
+    """Rows behind an index in the buffers of its columns, which the indexes that it was extended to share."""
+
+    def __init__(self, used: int) -> None:
+        self._used, self._lock = used, Lock()
+
+    def claim(self, count: int, new_count: int) -> bool:
+        """Whether nobody has written behind the first `count` rows; if so, the caller may, up to `new_count`."""
+        with self._lock:
+            is_free = self._used == count
+            self._used = new_count if is_free else self._used
+            return is_free
+
+
 @dataclass(frozen=True)
 class RecallIndex:
     """One row per message, in log order."""
 
-    term_hashes: NDArray[np.uint32]
-    """Sorted hashes of all terms."""
-    posting_offsets: IntArray
-    """Start of each term's passages in `postings`, and the end."""
-    postings: IntArray
-    """The passages that contain each term, term by term, in order."""
     seq: IntArray
     at: IntArray
     tokens: IntArray
@@ -80,6 +105,10 @@ class RecallIndex:
     that this embedder has not embedded. Centered once, not with every query."""
     has_vector: BoolArray
     mean_vector: FloatArray
+    posting_runs: tuple[PostingRun, ...] = field(compare=False)
+    """Of one part of the passages after the other, each several times as long as the next, so that an extended index
+    copies few of them."""
+    room: _Room = field(compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -87,16 +116,18 @@ class RecallIndex:
     @property
     def nbytes(self) -> int:
         """Bytes of all columns."""
-        columns = [getattr(self, field.name) for field in fields(self)]
-        return sum(each.nbytes for each in (*columns, *self.same_session) if hasattr(each, "nbytes"))
+        columns = [getattr(self, column.name) for column in fields(self)]
+        runs = (array for run in self.posting_runs for array in run)
+        return sum(each.nbytes for each in (*columns, *self.same_session, *runs) if hasattr(each, "nbytes"))
 
     def find_passages(self, term: str) -> IntArray:
         """Passages that contain a term, in order."""
-        term_hash = hash_term(term)
-        position = int(np.searchsorted(self.term_hashes, np.uint32(term_hash)))
-        if position == len(self.term_hashes) or self.term_hashes[position] != term_hash:
-            return self.postings[:0]
-        return self.postings[self.posting_offsets[position] : self.posting_offsets[position + 1]]
+        term_hash, found = np.uint32(hash_term(term)), list[IntArray]()
+        for run in self.posting_runs:
+            position = int(np.searchsorted(run.hashes, term_hash))
+            if position < len(run.hashes) and run.hashes[position] == term_hash:
+                found.append(run.passages[run.offsets[position] : run.offsets[position + 1]])
+        return found[0] if len(found) == 1 else np.concatenate([np.zeros(0, dtype=np.int32), *found])
 
     def compute_similarities(self, vector: FloatArray) -> FloatArray:
         """Cosine of a vector of this index's embedder and each message's, after subtracting the mean from both."""
@@ -113,66 +144,147 @@ class RecallIndex:
         return within & ~np.isin(self.seq, list(excluded))
 
 
+_NO_INTS, _NO_FLOATS = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
+_EMPTY_INDEX = RecallIndex(
+    seq=_NO_INTS,
+    at=_NO_INTS,
+    tokens=_NO_INTS,
+    speaker_names=(),
+    speaker_ids=_NO_INTS,
+    is_user=_NO_FLOATS,
+    is_tool_result=_NO_FLOATS,
+    first_person=_NO_FLOATS,
+    own_opening=_NO_FLOATS,
+    time_words=_NO_FLOATS,
+    digits=_NO_FLOATS,
+    directives=_NO_INTS,
+    session_ids=_NO_INTS,
+    session_opening=_NO_FLOATS,
+    novelty=_NO_FLOATS,
+    passage_offsets=_NO_INTS,
+    passage_rows=np.zeros(0, dtype=np.int32),
+    same_session=(_NO_FLOATS,) * MAX_NEIGHBOR_DISTANCE,
+    log_tokens=_NO_FLOATS,
+    embedder=None,
+    centered_vectors=None,
+    has_vector=np.zeros(0, dtype=np.bool_),
+    mean_vector=_NO_FLOATS,
+    posting_runs=(),
+    room=_Room(-1),  # Never claimed: its columns have no buffers.
+)
+
+
 def merge_segments(
     segments: Iterable[Segment], *, embedder: str | None = None, earlier: RecallIndex | None = None
 ) -> RecallIndex:
     """Merges segments, oldest first. `embedder` names the embedder whose vectors are compared.
 
-    `earlier` is an index of segments that may have grown since. If it has the first messages of these, its postings
-    are extended instead of merged again.
+    `earlier` is an index of segments that may have grown since. If it has the first messages of these, only the later
+    ones are merged, behind it. Vectors are merged again, since every message changes their mean.
     """
     parts = tuple(segment for segment in segments if len(segment))
-    columns, terms = [part.columns for part in parts], [part.terms for part in parts]
-    names = tuple(sorted({name for each in columns for name in each.speaker_names}))
-    seq = _concatenate([each.seq for each in columns])
-    if earlier is not None and not np.array_equal(earlier.seq, seq[: len(earlier)]):
-        earlier = None
-    at = _concatenate([each.at for each in columns])
-    tokens = _concatenate([each.tokens for each in columns])
-    speakers = _concatenate(
-        [np.array([-1, *map(names.index, each.speaker_names)], dtype=np.int64)[each.speaker_ids] for each in columns]
-    )
-    rows = np.arange(len(at), dtype=np.int32)
-    session_ids = number_sessions(at)
-    passage_counts = _concatenate([each.passage_counts for each in terms])
-    passage_rows = np.repeat(rows, passage_counts)
-    postings, novelty = _merge_terms(parts, passage_rows, earlier)
-    offsets = np.concatenate([[0], np.cumsum(postings.counts)])
-    mean, centered, has_vector = _merge_vectors(columns, embedder)
-    roles = _concatenate([each.roles for each in columns])
-    is_user = (roles == ROLES.index("user")) & (speakers < 0)
-    features = {name: [each.features[name] for each in terms] for name in (terms[0].features if terms else ())}
-    return RecallIndex(
-        term_hashes=postings.hashes,
-        posting_offsets=offsets,
-        postings=postings.passages,
-        seq=seq,
-        at=at,
-        tokens=tokens,
-        speaker_names=names,
-        speaker_ids=speakers,
-        is_user=is_user.astype(np.float32),
-        is_tool_result=(roles == ROLES.index("tool")).astype(np.float32),
-        first_person=_to_fraction(features.get("first_person", []), FRACTION_SCALE),
-        own_opening=_to_fraction(features.get("own_opening", []), 1),
-        time_words=_to_fraction(features.get("time_words", []), MAX_FEATURE_COUNT),
-        digits=_to_fraction(features.get("digits", []), MAX_FEATURE_COUNT),
-        directives=_concatenate(features.get("directive", [])),
-        session_ids=session_ids,
-        session_opening=(1 / (1 + rows - np.searchsorted(session_ids, session_ids))).astype(np.float32),
-        novelty=novelty,
-        passage_offsets=np.cumsum(passage_counts) - passage_counts,
-        passage_rows=passage_rows,
-        same_session=tuple(
-            (session_ids[distance:] == session_ids[:-distance]).astype(np.float32)
-            for distance in range(1, MAX_NEIGHBOR_DISTANCE + 1)
-        ),
-        log_tokens=np.log(tokens + MESSAGE_HEADER_TOKENS).astype(np.float32),
+    before = earlier if earlier is not None and _has_first_messages(earlier, parts) else _EMPTY_INDEX
+    known, count = len(before), 0
+    added: list[Segment] = []
+    for part in parts:
+        if count + len(part) > known:
+            added.append(select_messages(part, max(0, known - count), len(part)))
+        count += len(part)
+    mean, centered, has_vector = _merge_vectors([part.columns for part in parts], embedder)
+    before = replace(
+        before,
         embedder=None if centered is None else embedder,
         centered_vectors=centered,
         has_vector=has_vector,
         mean_vector=mean,
     )
+    if not added:
+        return before
+    columns, terms = [part.columns for part in added], [part.terms for part in added]
+    is_room_free = before.room.claim(known, count)
+
+    def extend(column: NDArray[Any], new_rows: NDArray[Any]) -> NDArray[Any]:
+        return _extend_column(column, new_rows, in_place=is_room_free)
+
+    names = tuple(sorted({name for each in (before, *columns) for name in each.speaker_names}))
+    known_speakers = before.speaker_ids
+    if names != before.speaker_names:
+        known_speakers = np.array([*map(names.index, before.speaker_names), -1], dtype=np.int64)[known_speakers]
+    speakers = _concatenate(
+        [np.array([-1, *map(names.index, each.speaker_names)], dtype=np.int64)[each.speaker_ids] for each in columns]
+    )
+    at, tokens = _concatenate([each.at for each in columns]), _concatenate([each.tokens for each in columns])
+    roles = _concatenate([each.roles for each in columns])
+    recent_sessions = number_sessions(np.concatenate([before.at[-1:], at]))[-len(at) :]
+    session_ids = extend(before.session_ids, recent_sessions + (before.session_ids[-1] if known else 0))
+    rows = np.arange(known, count, dtype=np.int32)
+    passage_counts, known_passages = _concatenate([each.passage_counts for each in terms]), len(before.passage_rows)
+    passage_rows = np.repeat(rows, passage_counts)
+    postings = merge_postings(terms)
+    is_new = np.ones(len(postings.hashes), dtype=np.bool_)
+    for run in before.posting_runs:
+        is_new &= ~find_known_hashes(run.hashes, postings.hashes)
+    features = {name: [each.features[name] for each in terms] for name in terms[0].features}
+    new_rows = {
+        "seq": _concatenate([each.seq for each in columns]),
+        "at": at,
+        "tokens": tokens,
+        "is_user": ((roles == ROLES.index("user")) & (speakers < 0)).astype(np.float32),
+        "is_tool_result": (roles == ROLES.index("tool")).astype(np.float32),
+        "first_person": _to_fraction(features["first_person"], FRACTION_SCALE),
+        "own_opening": _to_fraction(features["own_opening"], 1),
+        "time_words": _to_fraction(features["time_words"], MAX_FEATURE_COUNT),
+        "digits": _to_fraction(features["digits"], MAX_FEATURE_COUNT),
+        "directives": _concatenate(features["directive"]),
+        "session_opening": (1 / (1 + rows - np.searchsorted(session_ids, session_ids[known:]))).astype(np.float32),
+        "novelty": _novelty_scores(postings, passage_rows - known, count - known, is_new),
+        "passage_offsets": known_passages + np.cumsum(passage_counts) - passage_counts,
+        "passage_rows": passage_rows,
+        "log_tokens": np.log(tokens + MESSAGE_HEADER_TOKENS).astype(np.float32),
+    }
+    return replace(
+        before,
+        **{name: extend(getattr(before, name), column) for name, column in new_rows.items()},
+        posting_runs=_append_run(before.posting_runs, postings, first_passage=known_passages),
+        speaker_names=names,
+        speaker_ids=extend(known_speakers, speakers),
+        session_ids=session_ids,
+        same_session=tuple(
+            extend(column, (session_ids[len(column) + distance :] == session_ids[len(column) : -distance]))
+            for distance, column in enumerate(before.same_session, start=1)
+        ),
+        room=before.room if is_room_free else _Room(count),
+    )
+
+
+def _has_first_messages(earlier: RecallIndex, parts: Iterable[Segment]) -> bool:
+    """Whether all messages of the index are the first ones of these segments."""
+    start = 0
+    for part in parts:
+        known = earlier.seq[start : start + len(part)]
+        if not np.array_equal(known, part.columns.seq[: len(known)]):
+            return False
+        start += len(known)
+    return start == len(earlier)
+
+
+def _extend_column(before: NDArray[Any], added: NDArray[Any], *, in_place: bool) -> NDArray[Any]:
+    """A column with more rows: in the buffer that `before` is a view of, or in a larger one with room for others."""
+    count, buffer = len(before) + len(added), before.base
+    if not in_place or buffer is None or len(buffer) < count:
+        buffer = np.empty(count + count // SPARE_ROWS_DIVISOR, dtype=before.dtype)
+        buffer[: len(before)] = before
+    buffer[len(before) : count] = added
+    return buffer[:count]
+
+
+def _append_run(runs: Sequence[PostingRun], added: MergedPostings, *, first_passage: int) -> tuple[PostingRun, ...]:
+    """Adds the postings of later passages as a run, and joins runs that are not much longer than those after them."""
+    runs, last = list(runs), added._replace(passages=added.passages + np.int32(first_passage))
+    while runs and len(runs[-1].passages) < RUN_LENGTH_FACTOR * len(last.passages):
+        run = runs.pop()
+        last = extend_postings(MergedPostings(run.hashes, np.diff(run.offsets), run.passages), last)
+    return (*runs, PostingRun(last.hashes, np.concatenate([[0], np.cumsum(last.counts)]), last.passages))
 
 
 def number_sessions(at: IntArray) -> IntArray:
@@ -188,33 +300,8 @@ def _to_fraction(columns: Sequence[IntArray], scale: int) -> FloatArray:
     return (_concatenate(columns) / scale).astype(np.float32)
 
 
-def _merge_terms(
-    parts: Sequence[Segment], passage_rows: IntArray, earlier: RecallIndex | None
-) -> tuple[MergedPostings, FloatArray]:
-    """The postings of all parts, and the novelty of each message."""
-    known_count = len(earlier) if earlier is not None else 0
-    added: list[MessageTerms] = []
-    start = 0
-    for part in parts:
-        if start + len(part) > known_count:
-            added.append(select_messages(part, max(0, known_count - start), len(part)).terms)
-        start += len(part)
-    postings, count = merge_postings(added), start - known_count
-    if earlier is None or not known_count:
-        is_new = np.ones(len(postings.hashes), dtype=np.bool_)
-        return postings, _novelty_scores(postings, passage_rows, count, is_new)
-    known = MergedPostings(earlier.term_hashes, np.diff(earlier.posting_offsets), earlier.postings)
-    known_passages = len(earlier.passage_rows)
-    is_new = ~find_known_hashes(known.hashes, postings.hashes)
-    novelty = _novelty_scores(postings, passage_rows[known_passages:] - known_count, count, is_new)
-    postings = postings._replace(passages=postings.passages + np.int32(known_passages))
-    return extend_postings(known, postings), np.concatenate([earlier.novelty, novelty])
-
-
 def _novelty_scores(postings: MergedPostings, passage_rows: IntArray, count: int, is_new: BoolArray) -> FloatArray:
     """Share of each message's terms that are new and that no message before it has."""
-    if not count:
-        return np.zeros(0, dtype=np.float32)
     starts = np.cumsum(postings.counts) - postings.counts
     rows = passage_rows[postings.passages]
     # A term's passages are sorted, so each message is counted at the first of its run.
