@@ -2,8 +2,10 @@
 
 Real processes: the server with its workers, PostgreSQL, and a scripted upstream. Clients of the official SDKs send
 turns with and without streams and with tool calls, follow event streams, and hang up; the upstream refuses some
-requests and cuts some replies. Every goal compares the last third of the run with the second, because caches and pools
-fill in the first one. Samples are lines of JSON, and the plot is drawn from them.
+requests and cuts some replies. Caches and pools fill at first, so goals compare the last third of the run with the
+second, and latency of the last ten minutes with the minutes 10 to 20. A control times what Quire has no part in: a
+request straight to the upstream, and an fsync beside the database. Samples are lines of JSON, and the plot is drawn
+from them.
 
     just bench soak --minutes 60
 """
@@ -33,6 +35,7 @@ from soak_samples import (
     MinuteSample,
     SoakRecord,
     compare_cpu_per_turn,
+    compare_minutes,
     compare_thirds,
     encode_sample,
     parse_record,
@@ -47,7 +50,9 @@ START_TIMEOUT_SECONDS = 120.0
 WINDOW_TOKENS = 6_000
 """Small enough that long conversations are fitted and compacted."""
 MAX_GROWTH = 1.1
+MAX_MEMORY_GROWTH = 1.05
 MAX_CPU_GROWTH = 1.2
+MIN_COMPARED_MINUTES = 30
 QUICK_MINUTES = 2.0
 
 
@@ -162,7 +167,9 @@ def make_minute(minute: int, state: LoadState) -> MinuteSample:
     results, stream_errors = state.take_results()
     latencies = [each.seconds for each in results if each.is_regular and each.error is None]
     failures = len(stream_errors) + sum(each.error is not None for each in results)
-    return summarize_minute(minute, latencies, turns=len(results), failures=failures)
+    control, fsync = state.control_seconds, state.fsync_seconds
+    state.control_seconds, state.fsync_seconds = [], []
+    return summarize_minute(minute, latencies, turns=len(results), failures=failures, control=control, fsync=fsync)
 
 
 async def run_soak(options: SoakOptions) -> SoakRecord:
@@ -173,7 +180,7 @@ async def run_soak(options: SoakOptions) -> SoakRecord:
         with start_server(folder, url, upstream, workers=options.workers) as (port, server):
             await wait_until_ready(port, server)
             state = LoadState(port, key, options.turns_per_second)
-            async with run_load(state, seed=options.seed):
+            async with run_load(state, upstream=upstream, folder=folder, seed=options.seed):
                 record = await sample_until_end(state, server, owner_url, options)
             print_load(state)
             print(f"log of the server: {folder}", file=sys.stderr)
@@ -204,18 +211,24 @@ def make_report(record: SoakRecord) -> Report:
     thirds = [("first", minutes[:size]), ("second", minutes[size : 2 * size]), ("last", minutes[2 * size :])]
     report.print_table(
         "Turns by third of the run, and the median minute's latency in milliseconds",
-        ("third", "turns", "p50", "p99"),
+        ("third", "turns", "p50", "p99", "control", "fsync"),
         [
             (name, sum(each.turns for each in part), _median([each.p50_ms for each in part]),
-             _median([each.p99_ms for each in part]))
+             _median([each.p99_ms for each in part]), _median([each.control_p50_ms for each in part]),
+             _median([each.fsync_p50_ms for each in part]))
             for name, part in thirds
         ],
     )  # fmt: skip
-    report.require_at_most("memory_growth", compare_thirds(samples, lambda each: each.pss_megabytes), MAX_GROWTH)
+    report.require_at_most("memory_growth", compare_thirds(samples, lambda each: each.pss_megabytes), MAX_MEMORY_GROWTH)
     report.require_at_most("file_handle_growth", compare_thirds(samples, lambda each: each.file_handles), MAX_GROWTH)
     connections = compare_thirds(samples, lambda each: each.database_connections)
     report.require_at_most("database_connection_growth", connections, MAX_GROWTH)
     report.require_at_most("cpu_per_turn_growth", compare_cpu_per_turn(record), MAX_CPU_GROWTH)
+    if len(minutes) >= MIN_COMPARED_MINUTES:
+        report.require_at_most("p50_growth", compare_minutes(minutes, lambda each: each.p50_ms), MAX_GROWTH)
+        report.require_at_most("p99_growth", compare_minutes(minutes, lambda each: each.p99_ms), MAX_GROWTH)
+        control = compare_minutes(minutes, lambda each: each.control_p50_ms)
+        print(f"\nWithout Quire, the control's p50 grew by {control:.2f} between the same minutes.")
     report.require_at_most("unscripted_failures", sum(each.failures for each in minutes), 0)
     return report
 

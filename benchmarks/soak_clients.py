@@ -4,12 +4,14 @@ Each client continues a conversation for some turns with the whole list of messa
 """
 
 import asyncio
+import os
 import ssl
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
@@ -25,6 +27,8 @@ CLIENT_COUNT = 12
 EVENT_STREAM_COUNT = 6
 TURNS_PER_CONVERSATION = 20
 REQUEST_TIMEOUT_SECONDS = 60.0
+CONTROL_SECONDS = 1.0
+FSYNC_BYTES = 8_192
 RECENT_CONVERSATIONS = 12
 """Conversations that event streams choose from."""
 MODELS = ("gpt-4o", "gpt-4o", "gpt-4o-mini")
@@ -64,6 +68,8 @@ class LoadState:
     errors: Counter[str] = field(default_factory=Counter[str])
     stream_count: int = 0
     event_count: int = 0
+    control_seconds: list[float] = field(default_factory=list[float])
+    fsync_seconds: list[float] = field(default_factory=list[float])
     _results: list[TurnResult] = field(default_factory=list[TurnResult])
     _stream_errors: list[str] = field(default_factory=list[str])
 
@@ -176,9 +182,26 @@ async def watch_events(state: LoadState, random: Random) -> None:
             writer.close()
 
 
+async def measure_control(state: LoadState, upstream: AsyncOpenAI, folder: Path) -> None:
+    """Times, until it is cancelled, what a turn also does but Quire does not: a model request, and an fsync."""
+    client, file = ChatClient(upstream), os.open(folder / "fsync", os.O_CREAT | os.O_WRONLY)
+    try:
+        while True:
+            await asyncio.sleep(CONTROL_SECONDS)
+            started_at = time.monotonic()
+            await client.send([client.make_question(SENTENCE)], stream=True, model=MODELS[0])
+            state.control_seconds.append(time.monotonic() - started_at)
+            os.pwrite(file, bytes(FSYNC_BYTES), 0)
+            started_at = time.monotonic()
+            await asyncio.to_thread(os.fsync, file)
+            state.fsync_seconds.append(time.monotonic() - started_at)
+    finally:
+        os.close(file)
+
+
 @asynccontextmanager
-async def run_load(state: LoadState, *, seed: int) -> AsyncIterator[None]:
-    """Runs all clients and event streams while the block runs."""
+async def run_load(state: LoadState, *, upstream: str, folder: Path, seed: int) -> AsyncIterator[None]:
+    """Runs all clients, event streams and the control while the block runs."""
     base_url, random = f"http://127.0.0.1:{state.port}", Random(seed)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=CLIENT_COUNT)
     async with (
@@ -187,6 +210,7 @@ async def run_load(state: LoadState, *, seed: int) -> AsyncIterator[None]:
         ) as http,
         AsyncOpenAI(base_url=f"{base_url}/v1", api_key=state.key, max_retries=0, http_client=http) as openai,
         AsyncAnthropic(base_url=base_url, api_key=state.key, max_retries=0, http_client=http) as anthropic,
+        AsyncOpenAI(base_url=upstream, api_key="none", max_retries=0) as direct,
     ):
         clients = (ChatClient(openai), MessagesClient(anthropic), ResponsesClient(openai))
         loads = [
@@ -195,7 +219,7 @@ async def run_load(state: LoadState, *, seed: int) -> AsyncIterator[None]:
         ]
         watches = [watch_events(state, Random(random.random())) for _ in range(EVENT_STREAM_COUNT)]
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in (*loads, *watches)]
+            tasks = [group.create_task(each) for each in (*loads, *watches, measure_control(state, direct, folder))]
             yield
             for task in tasks:
                 task.cancel()

@@ -13,7 +13,8 @@ TICK_COUNT = 4
 STYLE = """
 .card { fill: #ffffff } text { fill: #24292f; font: 12px system-ui, sans-serif } .title { font-weight: 600 }
 .axis { stroke: #57606a } .grid { stroke: #d0d7de } .line0 { stroke: #0969da } .line1 { stroke: #bc4c00 }
-.key0 { fill: #0969da } .key1 { fill: #bc4c00 } path { fill: none; stroke-width: 1.5 }
+.line2 { stroke: #57606a }
+.key0 { fill: #0969da } .key1 { fill: #bc4c00 } .key2 { fill: #57606a } path { fill: none; stroke-width: 1.5 }
 @media (prefers-color-scheme: dark) {
 .card { fill: #15181d } text { fill: #d8dee6 } .axis { stroke: #9198a1 } .grid { stroke: #30363d }
 .line0 { stroke: #58a6ff } .line1 { stroke: #f0883e } .key0 { fill: #58a6ff } .key1 { fill: #f0883e }
@@ -68,6 +69,7 @@ def build_panels(record: SoakRecord) -> list[Panel]:
             [
                 latency("p50", [each.p50_ms for each in record.minutes]),
                 latency("p99", [each.p99_ms for each in record.minutes]),
+                latency("p50 without Quire", [each.control_p50_ms for each in record.minutes]),
             ],
         ),
     ]

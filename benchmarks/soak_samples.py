@@ -42,6 +42,10 @@ class MinuteSample:
     """Of turns and event streams, without those that the script contains."""
     p50_ms: float
     p99_ms: float
+    control_p50_ms: float = 0.0
+    """Of the same minute's requests to the upstream without Quire: what the machine's other work does to latency."""
+    fsync_p50_ms: float = 0.0
+    """Of an fsync of a page beside the database."""
 
 
 class SoakRecord(NamedTuple):
@@ -81,11 +85,21 @@ def _read_fields(path: Path) -> dict[str, int]:
     return {words[0].rstrip(":"): int(words[1]) for words in lines}
 
 
-def summarize_minute(minute: int, latencies: Sequence[float], *, turns: int, failures: int) -> MinuteSample:
-    if len(latencies) < 2:
-        return MinuteSample(minute, turns, failures, 0.0, 0.0)
-    cuts = statistics.quantiles(latencies, n=100, method="inclusive")
-    return MinuteSample(minute, turns, failures, round(cuts[49] * 1_000, 1), round(cuts[98] * 1_000, 1))
+def summarize_minute(
+    minute: int,
+    latencies: Sequence[float],
+    *,
+    turns: int,
+    failures: int,
+    control: Sequence[float] = (),
+    fsync: Sequence[float] = (),
+) -> MinuteSample:
+    p50, p99 = 0.0, 0.0
+    if len(latencies) >= 2:
+        cuts = statistics.quantiles(latencies, n=100, method="inclusive")
+        p50, p99 = cuts[49], cuts[98]
+    seconds = (p50, p99, *(statistics.median(each or [0.0]) for each in (control, fsync)))
+    return MinuteSample(minute, turns, failures, *(round(each * 1_000, 2) for each in seconds))
 
 
 def encode_sample(sample: ResourceSample | MinuteSample) -> str:
@@ -113,6 +127,12 @@ def compare_thirds(samples: Sequence[ResourceSample], measure: Callable[[Resourc
     size = len(samples) // 3
     second, last = (sorted(map(measure, part)) for part in (samples[size : 2 * size], samples[2 * size :]))
     return last[len(last) // 10] / max(1e-9, second[len(second) // 10])
+
+
+def compare_minutes(minutes: Sequence[MinuteSample], measure: Callable[[MinuteSample], float]) -> float:
+    """Median minute of the last ten minutes divided by that of the minutes 10 to 20."""
+    first, last = (statistics.median(map(measure, part)) for part in (minutes[10:20], minutes[-10:]))
+    return last / max(1e-9, first)
 
 
 def compare_cpu_per_turn(record: SoakRecord) -> float:

@@ -11,7 +11,14 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import all as all_benchmarks  # noqa: E402
 import results  # noqa: E402
-from soak_samples import ResourceSample, compare_thirds, encode_sample, parse_record, summarize_minute  # noqa: E402
+from soak_samples import (  # noqa: E402
+    ResourceSample,
+    compare_minutes,
+    compare_thirds,
+    encode_sample,
+    parse_record,
+    summarize_minute,
+)
 
 OUTPUT = (
     "turns  cpu\n   10  1.5\n\nlog.append_ratio: 1.20 (goal <= 1.50) ok\nlog.read_ratio: 9.00 (goal <= 2.00) short\n"
@@ -77,6 +84,15 @@ def test_a_leak_grows_from_third_to_third_and_a_full_cache_does_not():
     assert compare_thirds(cache, lambda each: each.pss_megabytes) < 1.01
 
 
+def test_the_last_ten_minutes_are_compared_with_the_second_ten():
+    latencies = [*[0.9] * 10, *[0.1] * 10, *[0.5] * 5, *[0.13] * 10]
+    minutes = [summarize_minute(minute, [each, each], turns=2, failures=0) for minute, each in enumerate(latencies)]
+    assert compare_minutes(minutes, lambda each: each.p50_ms) == pytest.approx(1.3)
+
+
 def test_samples_survive_their_file():
-    sample, minute = make_sample(5, megabytes=1.5), summarize_minute(0, [0.1, 0.2, 0.3], turns=4, failures=1)
+    sample, minute = (
+        make_sample(5, megabytes=1.5),
+        summarize_minute(0, [0.1, 0.2, 0.3], turns=4, failures=1, control=[0.01], fsync=[0.002]),
+    )
     assert parse_record([encode_sample(sample), encode_sample(minute)]) == ([sample], [minute])
