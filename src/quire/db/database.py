@@ -76,6 +76,14 @@ class Database(Protocol):
         """Runs `work` in a transaction, which is rolled back if `work` raises."""
         ...
 
+    async def write_unread(self, work: Work[T], options: TransactionOptions) -> T:
+        """Runs `work`, which need not read anything, in a transaction of one round trip if the database allows it.
+
+        Raises `WriteConflict` if a guard found no row, so that nothing was written, or if the connection broke: then
+        the write may be stored or not.
+        """
+        ...
+
     async def check_writable(self, *, max_age_seconds: float) -> None:
         """Raises `StoreUnavailable` unless the database accepts writes, as seen at most that long ago."""
         ...
@@ -95,6 +103,10 @@ class Database(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class WriteConflict(Exception):
+    """A write that read nothing did not find what it expected; the usual transaction says what is stored."""
 
 
 class InlineReadTooLong(Exception):
@@ -148,6 +160,10 @@ class ObservedDatabase:
     async def write(self, work: Work[T], options: TransactionOptions) -> T:
         with self._observe("write"):
             return await self._database.write(work, options)
+
+    async def write_unread(self, work: Work[T], options: TransactionOptions) -> T:
+        with self._observe("write"):
+            return await self._database.write_unread(work, options)
 
     @contextmanager
     def _observe(self, kind: TransactionKind) -> Generator[None]:

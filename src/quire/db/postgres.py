@@ -6,11 +6,11 @@ Every wait is bounded: for a connection, for a lock, for a statement, and for a 
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 from weakref import WeakValueDictionary
 
 from sqlalchemy import URL, Connection, Engine, Pool, event
@@ -18,14 +18,31 @@ from sqlalchemy.sql import ClauseElement
 
 from quire.db import migrate
 from quire.db.column_types import set_encrypts
-from quire.db.database import REQUEST_STATEMENT_SECONDS, PoolStats, T, TransactionOptions, Work, map_database_errors
+from quire.db.database import (
+    REQUEST_STATEMENT_SECONDS,
+    PoolStats,
+    T,
+    TransactionOptions,
+    Work,
+    WriteConflict,
+    map_database_errors,
+)
 from quire.db.notifications import Notifications, PostgresTransport, build_notify_sql, take_changes
-from quire.db.raw_sql import compile_with_literals, execute_text, fetch_last, get_driver
+from quire.db.raw_sql import (
+    Statement,
+    collect_statements,
+    combine_statements,
+    compile_with_literals,
+    execute_text,
+    fetch_last,
+    get_driver,
+)
 from quire.errors import MissingExtra, StoreBusy, StoreFull, StoreReadOnly, StoreUnavailable
 
 if TYPE_CHECKING:
     from quire.db.deadline_connection import DeadlineConnection
 
+P = ParamSpec("P")
 
 PROBE_INTERVAL_SECONDS = 0.2
 """Time after a failed probe in which callers are refused without another one."""
@@ -175,6 +192,12 @@ class PostgresDatabase:
                 lambda connection, _: work(connection), begin_sql, commit_sql, options.statement_seconds
             )
 
+    async def write_unread(self, work: Work[T], options: TransactionOptions) -> T:
+        """Sends all statements of `work` in one message, which PostgreSQL executes as one transaction."""
+        async with self._limit_writers(options.tenant, options.conversation):
+            await self._breaker.check(is_write=True)
+            return await self._spawn(self._run_unread, work, options)
+
     @asynccontextmanager
     async def _limit_writers(self, tenant: str, conversation: str | None) -> AsyncGenerator[None]:
         """Lets the other writers of a conversation wait without a connection, which other conversations need."""
@@ -196,6 +219,9 @@ class PostgresDatabase:
         self, work: Callable[[Connection, Any], T], begin_sql: str, commit_sql: str, statement_seconds: float
     ) -> T:
         """Runs `work` between two messages of statements; its second argument is the cursor of the first message."""
+        return await self._spawn(self._run_transaction, work, begin_sql, commit_sql, statement_seconds)
+
+    async def _spawn(self, run: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         from sqlalchemy.util import greenlet_spawn
 
         if self._is_closed:
@@ -204,7 +230,7 @@ class PostgresDatabase:
         self._is_idle.clear()
         try:
             with map_database_errors():
-                return await greenlet_spawn(self._run_transaction, work, begin_sql, commit_sql, statement_seconds)
+                return await greenlet_spawn(run, *args, **kwargs)
         except StoreUnavailable as failure:
             self._breaker.trip(failure)
             self._report_connection_loss()
@@ -218,13 +244,41 @@ class PostgresDatabase:
         self, work: Callable[[Connection, Any], T], begin_sql: str, commit_sql: str, statement_seconds: float
     ) -> T:
         connection, cursor, pool = self._begin(begin_sql, statement_seconds)
-        take_changes(connection)
-        try:
+        with self._use(connection, pool):
             result = work(connection, cursor)
             if commit_sql:
                 execute_text(connection, commit_sql)
             self.notifications.announce_changes(take_changes(connection))
             return result
+
+    def _run_unread(self, work: Work[T], options: TransactionOptions) -> T:
+        from psycopg.errors import DivisionByZero, IntegrityError, OperationalError
+        from sqlalchemy.util import await_only
+
+        engine: Engine = self._engine.sync_engine
+        pool, connection = engine.pool, engine.connect()
+        driver = get_driver(connection)
+        driver.deadline_seconds = options.statement_seconds + _DEADLINE_MARGIN_SECONDS
+        with self._use(connection, pool):
+            with collect_statements(connection) as statements:
+                result = work(connection)
+            try:
+                await_only(_execute_at_once(driver, options, statements))
+            except (DivisionByZero, IntegrityError) as error:
+                raise WriteConflict from error
+            except OperationalError as error:
+                if not driver.closed:
+                    raise
+                raise WriteConflict from error
+            self.notifications.announce_changes(take_changes(connection))
+            return result
+
+    @contextmanager
+    def _use(self, connection: Connection, pool: Pool) -> Generator[None]:
+        """Returns the connection to its pool after the block, unless one of them is not to be used again."""
+        take_changes(connection)
+        try:
+            yield
         except BaseException:
             # SQLAlchemy may have invalidated the connection already; accessing it would then raise another error.
             if not connection.invalidated and get_driver(connection).closed:
@@ -321,6 +375,18 @@ class PostgresDatabase:
         await self._engine.dispose()
 
 
+async def _execute_at_once(driver: Any, options: TransactionOptions, statements: Sequence[Statement]) -> None:
+    """Executes statements without a transaction around them: in a pipeline they are one, up to its end.
+
+    A commit that waits for a synchronous standby is not subject to `statement_timeout`.
+    """
+    from psycopg import AsyncRawCursor
+
+    async with driver.pipeline():
+        await AsyncRawCursor(driver).execute(_SET_PARAMETERS, _list_settings(options.tenant, options.statement_seconds))
+        await AsyncRawCursor(driver).execute(*combine_statements(statements))
+
+
 def _begin_on(connection: Connection, begin_sql: str, statement_seconds: float) -> tuple[Connection, Any]:
     driver = get_driver(connection)
     driver.deadline_seconds = statement_seconds + _DEADLINE_MARGIN_SECONDS
@@ -333,19 +399,27 @@ def _begin_on(connection: Connection, begin_sql: str, statement_seconds: float) 
         raise
 
 
+_SETTINGS = ("quire.tenant", "statement_timeout", "lock_timeout")
+_SET_PARAMETERS = b"SELECT " + b", ".join(
+    f"set_config('{name}', ${number}, true)".encode() for number, name in enumerate(_SETTINGS, start=1)
+)
+
+
+def _list_settings(tenant: str, statement_seconds: float) -> tuple[str, str, str]:
+    """The tenant of a transaction and the server's limits, as values of `_SETTINGS`."""
+    lock_seconds = _LOCK_SECONDS if statement_seconds <= REQUEST_STATEMENT_SECONDS else _BULK_LOCK_SECONDS
+    return tenant, f"{statement_seconds * 1000:.0f}", f"{lock_seconds * 1000:.0f}"
+
+
 @lru_cache(maxsize=10_000)
 def _settings_sql(tenant: str, statement_seconds: float) -> str:
     """The statement that sets the tenant of a transaction and the server's limits."""
     from psycopg.sql import Literal
 
-    lock_seconds = _LOCK_SECONDS if statement_seconds <= REQUEST_STATEMENT_SECONDS else _BULK_LOCK_SECONDS
-    settings = {
-        "quire.tenant": tenant,
-        "statement_timeout": f"{statement_seconds * 1000:.0f}",
-        "lock_timeout": f"{lock_seconds * 1000:.0f}",
-    }
-    values = ", ".join(f"set_config('{name}', {Literal(value).as_string()}, true)" for name, value in settings.items())
-    return f"SELECT {values}"
+    settings = zip(_SETTINGS, _list_settings(tenant, statement_seconds), strict=True)
+    return "SELECT " + ", ".join(
+        f"set_config('{name}', {Literal(value).as_string()}, true)" for name, value in settings
+    )
 
 
 def _set_up_connection(connection: Any, _record: object) -> None:

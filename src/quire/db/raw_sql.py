@@ -10,7 +10,7 @@ table expressions they are one statement, in one round trip. SQLite executes the
 
 import asyncio
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, cast
@@ -30,36 +30,48 @@ MAX_COMBINED_STATEMENTS = 1_000
 """Size of the LRU cache of combined statements."""
 
 
-class _Statement(NamedTuple):
+class Statement(NamedTuple):
     sql: str
     """With named parameters of psycopg."""
     params: Mapping[str, Any]
+    is_guard: bool = False
+    """Whether the batch fails unless the statement returns a row."""
 
 
 @contextmanager
 def batch_statements(connection: Connection) -> Generator[None]:
     """Executes the statements of the block at its end. None of them returns rows or changes a row of another one.
 
-    Row counts are unknown, and errors are raised at the end of the block.
+    Row counts are unknown, and errors are raised at the end of the block. A block within another is a part of it.
     """
-    if connection.dialect.name == "sqlite":
+    if connection.dialect.name == "sqlite" or _BATCH_KEY in connection.info:
         yield
         return
-    statements = connection.info[_BATCH_KEY] = list[_Statement]()
-    try:
+    with collect_statements(connection) as statements:
         yield
-    finally:
-        del connection.info[_BATCH_KEY]
     if not statements:
         return
     from psycopg import AsyncRawCursor
     from sqlalchemy.util import await_only
 
-    combined = combine_statements(tuple([each.sql for each in statements]))
-    values = [statements[index].params[name] for index, name in combined.parameters]
     # The driver's own cursor: its statement has numbered parameters, which need no conversion.
     cursor = AsyncRawCursor(cast(Any, connection.connection.driver_connection))
-    await_only(cursor.execute(combined.sql, values))
+    await_only(cursor.execute(*combine_statements(statements)))
+
+
+def is_batching(connection: Connection) -> bool:
+    """Whether statements are executed later, so that nothing can be read."""
+    return _BATCH_KEY in connection.info
+
+
+@contextmanager
+def collect_statements(connection: Connection) -> Generator[list[Statement]]:
+    """Collects the statements of the block, which may not read."""
+    statements = connection.info[_BATCH_KEY] = list[Statement]()
+    try:
+        yield statements
+    finally:
+        del connection.info[_BATCH_KEY]
 
 
 class CombinedStatement(NamedTuple):
@@ -68,9 +80,17 @@ class CombinedStatement(NamedTuple):
     """Statement and name of the parameters $1, $2 and so on."""
 
 
+def combine_statements(statements: Sequence[Statement]) -> tuple[bytes, list[Any]]:
+    """Makes one statement of several, which PostgreSQL executes in their order, with its parameters.
+
+    It divides by zero if a guard returns no row. Then none of them has an effect."""
+    guard = next((index for index, each in enumerate(statements) if each.is_guard), None)
+    combined = _combine_sql(tuple([each.sql for each in statements]), guard)
+    return combined.sql, [statements[index].params[name] for index, name in combined.parameters]
+
+
 @lru_cache(maxsize=MAX_COMBINED_STATEMENTS)
-def combine_statements(statements: tuple[str, ...]) -> CombinedStatement:
-    """Makes one statement of several, which PostgreSQL executes in their order."""
+def _combine_sql(statements: tuple[str, ...], guard: int | None) -> CombinedStatement:
     parameters: dict[tuple[int, str], int] = {}
 
     def number_parameters(index: int, sql: str) -> str:
@@ -81,7 +101,9 @@ def combine_statements(statements: tuple[str, ...]) -> CombinedStatement:
     parts = [f"s{index} AS ({number_parameters(index, sql)})" for index, sql in enumerate(statements)]
     # PostgreSQL runs expressions that nothing refers to from the last to the first. Rows should be locked in the same
     # order as in other transactions, which would otherwise deadlock more often.
-    sql = f"WITH {', '.join(reversed(parts))} SELECT 1"
+    # What the query refers to runs first, so that the guard locks its row before anything else is written.
+    query = "SELECT 1" if guard is None else f"SELECT 1 / (SELECT count(*) FROM s{guard})"  # noqa: S608 (a number)
+    sql = f"WITH {', '.join(reversed(parts))} {query}"
     return CombinedStatement(sql.encode(), tuple(parameters))
 
 
@@ -144,22 +166,24 @@ def yield_to_event_loop(connection: Connection) -> None:
     await_only(asyncio.sleep(0))
 
 
-def execute(connection: Connection, statement: ClauseElement, params: Mapping[str, Any]) -> None:
-    """Runs a statement that returns no rows, at once or with the open batch."""
+def execute(
+    connection: Connection, statement: ClauseElement, params: Mapping[str, Any], *, is_guard: bool = False
+) -> None:
+    """Runs a statement that returns no rows, at once or with the open batch; only there it may be a guard."""
     if (cipher := current_cipher.get()) is not None:
         params = _seal_parameters(cipher, statement, connection.dialect.name, params)
-    execute_sql(connection, compile_sql(statement, connection.dialect.name), params)
+    execute_sql(connection, compile_sql(statement, connection.dialect.name), params, is_guard=is_guard)
 
 
-def execute_sql(connection: Connection, sql: str, params: Mapping[str, Any]) -> int:
+def execute_sql(connection: Connection, sql: str, params: Mapping[str, Any], *, is_guard: bool = False) -> int:
     """Runs a statement that returns no rows; returns the number of changed rows, -1 in a batch."""
     if connection.dialect.name == "sqlite":
         with open_cursor(connection) as cursor:
             cursor.execute(sql, params)
             return cursor.rowcount
-    batch: list[_Statement] | None = connection.info.get(_BATCH_KEY)
+    batch: list[Statement] | None = connection.info.get(_BATCH_KEY)
     if batch is not None:
-        batch.append(_Statement(sql, params))
+        batch.append(Statement(sql, params, is_guard))
         return -1
     from sqlalchemy.util import await_only
 

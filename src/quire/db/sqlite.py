@@ -129,6 +129,9 @@ class SqliteDatabase:
             await self._try_checkpoint()
         return result
 
+    async def write_unread(self, work: Work[T], options: TransactionOptions) -> T:
+        return await self.write(work, options)
+
     async def check_writable(self, *, max_age_seconds: float) -> None:
         """Does nothing: the file is on this machine, and a write reports its own error at once."""
 

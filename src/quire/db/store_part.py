@@ -73,6 +73,13 @@ class TenantDatabase:
             await self._write(lambda connection: recount_bytes(connection, tenant, start=True), bulk)
             return await self._write(counted, options)
 
+    async def write_unread(self, work: Work[T], options: TransactionOptions) -> T:
+        """Runs `Database.write_unread`, unless the quota, masks or encryption of the tenant need more."""
+        needs_reads = self.max_stored_bytes is not None or self._masker is not None
+        if needs_reads or await self.keys.find(self.database, self.tenant, writes=True) is not None:
+            return await self.write(work, options)
+        return await self.database.write_unread(work, options)
+
     async def _write(self, work: Work[T], options: TransactionOptions) -> T:
         return await self.keys.run(self.database.write, self.database, work, options, writes=True)
 

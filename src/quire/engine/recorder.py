@@ -236,6 +236,7 @@ class Recorder:
             lease=self.lease,
             ends_turn=turn is not None,
             body=body,
+            expected_branch=request.branch,
         )
         store = self.engine.store
         try:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 
 from quire.access.spending import SpendReservation
 from quire.context.tools import ToolSet
-from quire.log import Blob, ConversationRecord
+from quire.log import Blob, Branch, ConversationRecord
 from quire.model import Entry, Manifest, Message, WireFormatName
 from quire.model.entries import referenced_blobs
 from quire.model.entry_metadata import DocumentReference
@@ -48,6 +48,8 @@ class Request:
     after: bytes
     """Path of the branch head that the request was built on (optimistic concurrency)."""
     blobs: tuple[Blob, ...]
+    branch: Branch | None = None
+    """The branch that the request was built on, if its row was read: recording then need not read it again."""
     tools: ToolSet | None = None
     compactions: tuple[Entry, ...] = ()
     """Compactions made while preparing it."""

@@ -189,6 +189,19 @@ class ReplyRecord(NamedTuple):
     """Whether the reply ends the turn, and with it the lease."""
     body: EncodedBody | None = None
     """Body of the request as it was sent upstream."""
+    expected_branch: Branch | None = None
+    """The branch as it was when the request was made. If it is the same now, nothing need be read."""
+
+    @property
+    def needs_no_read(self) -> bool:
+        """Whether the turn can be stored after `expected_branch` without reading anything."""
+        return (
+            self.expected_branch is not None
+            and self.creates_conversation is None
+            and self.lease is None
+            and not self.blobs
+            and not any(draft.blob_digests() for draft in self.drafts)
+        )
 
 
 class RecordedRequest(NamedTuple):

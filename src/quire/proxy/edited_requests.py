@@ -8,6 +8,7 @@ from typing import NamedTuple, cast
 from quire.concurrency.worker_threads import run_sized
 from quire.engine import Engine
 from quire.errors import EntryNotFound
+from quire.log import Branch
 from quire.model import (
     ActiveCompaction,
     BranchState,
@@ -63,6 +64,8 @@ class EditedRequest:
     decisions: tuple[Decision, ...] = ()
     tokens: int = 0
     """Tokens that the edits add; negative if they remove more."""
+    branch: Branch | None = None
+    """The branch, if it was read and has no edits."""
 
 
 async def apply_edits(
@@ -76,13 +79,14 @@ async def apply_edits(
     unedited = EditedRequest(client_request=client_request, match=match)
     if match.creates_conversation or match.delta_only:
         return unedited
-    state = (await engine.store.get_branch(match.conversation, match.branch)).state
+    branch = await engine.store.get_branch(match.conversation, match.branch)
+    state = branch.state
     active = state.active_compaction
     is_undone = match.compaction is not None and (active is None or active.seq != match.compaction)
     has_edits = state.epoch is not None or bool(state.drops) or bool(_list_lacking_pins(state, match)) or is_undone
     items: object = client_request.body.get(client_request.codec.item_field)
     if not has_edits or not isinstance(items, list) or not items:
-        return unedited
+        return replace(unedited, branch=branch)
     return await ListEditor(client_request, match, engine, cast("list[object]", items), stores_epoch).apply(state)
 
 

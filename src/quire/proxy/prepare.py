@@ -19,7 +19,7 @@ from quire.engine.recorder import Recorder
 from quire.engine.request import PendingMessage, Request
 from quire.engine.spending import check_spend_cap
 from quire.errors import ContextOverflow, ConversationExists, InvalidRequest, StaleHead
-from quire.log import Blob, ConversationOrigin, ConversationRecord
+from quire.log import Blob, Branch, ConversationOrigin, ConversationRecord
 from quire.model import CHAIN_ROOT, Decision, Entry, ForwardedRequest, Message, Span, iter_paths, next_path
 from quire.model.ids import new_id, now
 from quire.model.manifest import FITTED_FORMS, ForwardedForm
@@ -235,7 +235,9 @@ async def prepare_request(
     elif not may_fit and (recognized.message_counter.token_counter.exact or not recognized.is_native):
         # An estimate is the upstream's to check.
         _check_room(recognized, tokens=recognized.tokens, room=engine.policy.window)
-    listed = await _send_list(recognized, recorder, id=request_id, upstream_model=upstream_model, origin=origin)
+    listed = await _send_list(
+        recognized, recorder, id=request_id, upstream_model=upstream_model, origin=origin, branch=edits.branch
+    )
     return replace(listed, is_recorded=is_recorded)
 
 
@@ -246,6 +248,7 @@ async def _send_list(
     id: str,
     upstream_model: str | None,
     origin: ConversationOrigin | None,
+    branch: Branch | None,
 ) -> PreparedRequest:
     """Prepares the request with the client's own list: unchanged, with another name of the model, or translated."""
     client_request, match, engine = recognized.client_request, recognized.match, recorder.engine
@@ -287,6 +290,7 @@ async def _send_list(
         assembly=assembly,
         pending=tuple(PendingMessage(each.message, is_repeated=True) for each in recognized.new_messages),
         after=match.head_path,
+        branch=branch,
         blobs=(*recognized.envelope.blobs, *_to_blobs(record)),
         id=id,
         strict_head=True,

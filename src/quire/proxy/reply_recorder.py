@@ -204,7 +204,9 @@ async def _record_with_retry(recorder: Recorder, request: Request, reply: Reply,
                 branch = await engine.store.fork(recorder.conversation, at=head, branch=recorder.branch)
                 recorder = Recorder(engine, recorder.conversation, branch.number, lease=recorder.lease)
                 assembly = request.assembly.with_record(branch=branch.number)
-                request = replace(request, assembly=assembly, after=branch.head_path, creates_conversation=None)
+                request = replace(
+                    request, assembly=assembly, after=branch.head_path, branch=None, creates_conversation=None
+                )
                 continue
             conversation = Conversation(engine, recorder.conversation, recorder.branch)
             recorder.defer_compaction(request, stored, partial(conversation.compact, trigger="background"))

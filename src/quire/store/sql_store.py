@@ -6,8 +6,8 @@ keys, spending, usage, leases and the index are in its parts.
 
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from functools import wraps
+from contextlib import asynccontextmanager, suppress
+from functools import partial, wraps
 
 from cachetools import LRUCache
 
@@ -23,6 +23,7 @@ from quire.db.database import (
     PoolStats,
     TransactionObserver,
     TransactionOptions,
+    WriteConflict,
 )
 from quire.db.notifications import Notifications
 from quire.db.store_part import (
@@ -331,19 +332,29 @@ class SqlStore(StorePart):
         self, conversation: str, record: ReplyRecord, *, branch: int = MAIN_BRANCH, after: bytes | None = None
     ) -> list[Entry]:
         """Appends a turn like `append`, and stores the manifest of its request in the same transaction."""
-        known_blobs = self._known_blobs
+        known_blobs, expected = self._known_blobs, record.expected_branch
         digests = {blobs.compute_digest(blob): blob for blob in record.blobs}
         new_blobs = tuple(blob for digest, blob in digests.items() if digest not in known_blobs)
+        recorded = partial(record_reply, conversation=conversation, branch=branch, after=after)
+        options = TransactionOptions(self.tenant, conversation=conversation)
+        new_record = record._replace(blobs=new_blobs)
+        if expected is not None and expected.head_path == after and new_record.needs_no_read:
+            with suppress(WriteConflict):
+                stored = await self.base.write_unread(
+                    lambda connection: recorded(connection, self.tenant, record=new_record), options
+                )
+                known_blobs.update(dict.fromkeys(digests))
+                return stored
         try:
-            stored = await self.run_on_conversation(
-                record_reply, conversation, record._replace(blobs=new_blobs), branch=branch, after=after
+            stored = await self.base.write(
+                lambda connection: recorded(connection, self.tenant, record=new_record), options
             )
         except (BlobNotFound, StoreError) as error:
             if not (len(known_blobs) and blobs.is_missing_blob(error)):
                 raise
             # A purge deleted a blob that this process considers stored; retry with all blobs.
             known_blobs.clear()
-            stored = await self.run_on_conversation(record_reply, conversation, record, branch=branch, after=after)
+            stored = await self.base.write(lambda connection: recorded(connection, self.tenant, record=record), options)
         known_blobs.update(dict.fromkeys(digests))
         return stored
 

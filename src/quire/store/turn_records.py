@@ -104,6 +104,7 @@ def record_reply(
         record.drafts,
         branch=branch,
         after=after,
+        expected=record.expected_branch,
         check_turn=check_turn,
         write_extra=write_ledger,
     )
