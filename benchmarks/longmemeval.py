@@ -3,8 +3,8 @@
 Search: each session is a conversation, the question is the query, and sessions rank by their best message. The floor is
 SQLite's FTS5 in the same run. Recall: the sessions by date are one archived conversation, and the recalled turns are
 read from the manifest of a request that `prepare` made; the control is the question of another haystack. The weights of
-search were fitted on every second question ("tuning half"), and the other half is reported alone; other choices, such
-as the weight of words about the request, were made with both halves in view. No model is called.
+search were fitted on every second question ("tuning half", `fit_ranker.py`), and the other half is reported alone;
+other choices, such as the weight of words about the request, were made with both halves in view. No model is called.
 """
 
 import argparse

@@ -21,14 +21,14 @@ from quire.model.ids import new_id
 from quire.search.catalog import MIN_NEARBY_SIMILARITY, MIN_SIMILARITY
 from quire.search.postings import FORMAT_VERSION, POSTING_BYTES
 from quire.search.query import MAX_QUERY_WORDS, parse_query
-from quire.search.ranker import COVERAGE_DISTANCE, LIST_WEIGHTS
+from quire.search.ranker import COVERAGE_DISTANCE, WEIGHTS
 from quire.search.segments import count_message_terms
 from quire.settings import Settings
 from quire.store import SqlStore
 
 pytestmark = pytest.mark.every_database
 
-WORDS = ("otter", "heron", "badger", "willow", "river", "mill", "tide", "spring", "lake")
+WORDS = ("my", "otter", "heron", "badger", "willow", "river", "mill", "tide", "spring", "lake")
 TEXTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=8).map(" ".join)
 ROLES = ("user", "assistant")
 QUANTIZATION_ERROR = 0.03
@@ -95,7 +95,8 @@ async def list_messages(store: SqlStore) -> list[Entry]:
 def score_all(
     messages: Sequence[Entry], query: str, embedder: PairEmbedder | None
 ) -> dict[tuple[str, int, int], float | None]:
-    """The score of each message by the definition: BM25 as the share of the query's IDF, the cosine, and its place.
+    """The score of each message by the definition: BM25 as the share of the query's IDF, the cosine, its place, and the
+    share of "my" among its words.
 
     None for a message that may be a hit or not, since a quantized vector may be on either side of the limit.
     """
@@ -124,7 +125,9 @@ def score_all(
         ]
         covered = [any(term in each for term in word for each in nearby) for word in words]
         coverage = sum(idf for idf, is_covered in zip(idfs, covered, strict=True) if is_covered) / (sum(idfs) or 1)
-        signals = {"words": share, "coverage": coverage, "session_opening": 1 / entry.seq}
+        signals = {"session_opening": 1 / entry.seq}
+        if words:
+            signals |= {"words": share, "coverage": coverage}
         is_hit: bool | None = share > 0
         if embedder is not None:
             one, text, subject = embedder.embed([entry.message.text, query, parsed.subject])
@@ -134,8 +137,10 @@ def score_all(
             limit = MIN_NEARBY_SIMILARITY if coverage > 0 else MIN_SIMILARITY
             if not is_hit and cosine >= limit - QUANTIZATION_ERROR:
                 is_hit = True if cosine >= limit + QUANTIZATION_ERROR else None
-        total = sum(LIST_WEIGHTS[name] for name in signals)
-        score = sum(LIST_WEIGHTS[name] * value for name, value in signals.items()) / total
+        weights, spoken = WEIGHTS["list"], entry.message.text.split()
+        score = sum(weights[name] * value for name, value in signals.items()) / sum(weights[name] for name in signals)
+        if "my" in query.split():
+            score = min(1.0, score + weights["first_person"] * spoken.count("my") / (1 + len(spoken)))
         scores[entry.conversation, entry.branch, entry.seq] = None if is_hit is None else score * is_hit
     return scores
 

@@ -24,7 +24,7 @@ from quire.search.query import Query, parse_query
 from quire.search.ranker import (
     COVERAGE_DISTANCE,
     REGION_DISTANCE,
-    SIGNAL_WEIGHTS,
+    WEIGHTS,
     RankedMessage,
     Signals,
     compute_feedback_signals,
@@ -259,8 +259,8 @@ def test_a_message_near_the_top_is_ranked_before_the_same_words_elsewhere():
     index = build_index([*near, *far])
     ranking = {each.seq: each.utility for each in rank_question(index, "zeppelin")}
     signals = query_signals(index, parse_query("zeppelin", at=ASKED_AT))
-    ahead = SIGNAL_WEIGHTS["nearby_match"] * (signals["nearby_match"][2] - signals["nearby_match"][5])
-    ahead += SIGNAL_WEIGHTS["session_opening"] * (signals["session_opening"][2] - signals["session_opening"][5])
+    ahead = WEIGHTS["budget"]["nearby_match"] * (signals["nearby_match"][2] - signals["nearby_match"][5])
+    ahead += WEIGHTS["budget"]["session_opening"] * (signals["session_opening"][2] - signals["session_opening"][5])
     assert ranking[3] - ranking[6] > ahead + 0.5
 
 
@@ -347,7 +347,7 @@ def test_every_signal_has_a_weight_and_every_weight_a_signal():
     embedder = LetterEmbedder()
     index = build_index(make_chat("lake", "tent"), embedder=embedder)
     first = query_signals(index, parse_query("lake", at=ASKED_AT), vector=embedder.embed(["lake"])[0])
-    assert {*first, *compute_feedback_signals(index, first["match"])} == set(SIGNAL_WEIGHTS)
+    assert {*first, *compute_feedback_signals(index, first["match"])} == set(WEIGHTS["budget"])
 
 
 @given(message_histories(), TEXTS, st.lists(st.integers(0, 30), max_size=4))

@@ -47,7 +47,6 @@ def describe(segment: Segment) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for part in (segment.columns, segment.terms):
         values |= {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    values |= {f"feature {name}": column for name, column in values.pop("features").items()}
     names = (None, *values.pop("speaker_names"))
     values["names"] = [names[number] for number in values.pop("speaker_ids")]
     return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in values.items()}
@@ -217,11 +216,11 @@ def test_messages_have_features():
             "I prefer tea",
             "Nice!",
         )
-    ).terms.features
-    assert features["directive"].tolist() == [DIRECTIVE_STANDING, 0, DIRECTIVE_PREFERENCE, 0]
-    assert features["time_words"].tolist() == [0, 3, 0, 0]
-    assert features["digits"].tolist() == [0, 3, 0, 0]
-    assert features["first_person"].tolist() == [0, round(FRACTION_SCALE * 2 / 13), round(FRACTION_SCALE / 4), 0]
+    ).columns
+    assert features.directive.tolist() == [DIRECTIVE_STANDING, 0, DIRECTIVE_PREFERENCE, 0]
+    assert features.time_words.tolist() == [0, 3, 0, 0]
+    assert features.digits.tolist() == [0, 3, 0, 0]
+    assert features.first_person.tolist() == [0, round(FRACTION_SCALE * 2 / 13), round(FRACTION_SCALE / 4), 0]
 
 
 def test_a_segment_is_smaller_than_its_text():

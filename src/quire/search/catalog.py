@@ -4,10 +4,10 @@ One row per message: time, role, speaker, a quantized vector and its sketch; wor
 each query. The catalog grows by the segments that changed since its last revision. A changed segment is written behind
 the last row again and its former rows become dead; when there are many of them, the rows are compacted.
 
-Ranking: the score is the weighted mean (`ranker.LIST_WEIGHTS`) of the share of the query's IDF that a message, or a
-passage of a long one, matches (BM25), its cosine similarity, and of its place: what the messages near it match, whether
-it opens a session, and whether the query names its date. Candidates are the best by words and by sketch; all of them
-are scored exactly.
+Ranking: candidates are the best by words and by sketch. All of them are scored exactly, as a list (`ranker.WEIGHTS`):
+the share of the query's IDF that a message, or a passage of a long one, matches (BM25), its cosine similarity, what the
+messages near it match, whether it opens a session, whether the query names its date, and for a query of a speaker about
+themselves, whether the message speaks so too.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from quire.errors import UnreadableSegment
 from quire.search.index import number_sessions
+from quire.search.message_features import FRACTION_SCALE
 from quire.search.passages import MAX_RANKED_PASSAGES
 from quire.search.postings import (
     ENTRIES_PER_SEGMENT,
@@ -30,7 +31,7 @@ from quire.search.postings import (
     posting_dtype,
 )
 from quire.search.query import MAX_QUERY_WORDS, Query, QueryWord
-from quire.search.ranker import COVERAGE_DISTANCE, LIST_WEIGHTS, compute_date_signal
+from quire.search.ranker import COVERAGE_DISTANCE, Signals, compute_date_signal, score_for_list
 from quire.search.segment_codec import decode_columns
 from quire.search.segments import ERASED_ROLE, ROLES, IntArray, MessageColumns
 from quire.search.vectors import (
@@ -215,27 +216,8 @@ class MessageCatalog:
         floor = min_score if order == "relevance" else max(min_score, MIN_TIME_ORDER_SCORE)
         # In time order, what comes first is scored first, until there are enough.
         for some in [candidates] if order == "relevance" else self._iter_by_time(candidates, newest=order == "newest"):
-            signals: dict[str, NDArray[Any]] = {"session_opening": 1 / (1.0 + self._columns["place"][some])}
-            is_hit, coverage = words.shares[some] > 0, self._cover(words, some)
-            if query.words:
-                signals |= {"words": words.shares[some], "coverage": coverage}
-            if query.time_ranges:
-                signals["date"] = compute_date_signal(self._columns["at"][some], query)
-            if query_vector is not None:
-                cosines = compute_similarities(self._columns["vector"][some], query_vector)
-                is_near = (cosines >= MIN_NEARBY_SIMILARITY) & (coverage > 0)
-                is_hit |= is_near | (cosines >= MIN_SIMILARITY)
-                similarity = np.clip(cosines, 0, 1)
-                # A vector describes the message's head, and says nothing about a passage further down.
-                signals["similarity"] = np.where(
-                    words.is_past_head[some], np.maximum(similarity, words.shares[some]), similarity
-                )
-            total = sum(LIST_WEIGHTS[name] for name in signals)
-            some_scores = np.zeros(len(some), dtype=np.float64)
-            for name, signal in signals.items():
-                some_scores += LIST_WEIGHTS[name] / total * signal
-            some_scores *= is_hit
-            some_scores = np.round(some_scores, _SCORE_DIGITS)
+            signals, is_hit = self._compute_signals(query, words, some, query_vector)
+            some_scores = np.round((score_for_list(signals) * is_hit).astype(np.float64), _SCORE_DIGITS)
             matching = (some_scores > 0) & (some_scores >= floor)
             rows, scores = np.concatenate([rows, some[matching]]), np.concatenate([scores, some_scores[matching]])
             if len(rows) >= limit:
@@ -257,6 +239,30 @@ class MessageCatalog:
             hits.sort(key=lambda hit: (sign * hit[1], hit[0].conversation, hit[0].branch, sign * hit[0].seq))
         return [hit for hit, _ in hits[:limit]]
 
+    def _compute_signals(
+        self, query: Query, words: _WordScores, rows: IntArray, query_vector: FloatArray | None
+    ) -> tuple[Signals, BoolArray]:
+        """The signals of these rows, and which of them are hits."""
+        columns = {name: self._columns[name][rows] for name in ("at", "place", "first_person")}
+        is_hit, coverage = words.shares[rows] > 0, self._cover(words, rows)
+        signals: Signals = {"session_opening": (1 / (1 + columns["place"].astype(np.int64))).astype(np.float32)}
+        if query.words:
+            signals |= {"words": words.shares[rows], "coverage": coverage}
+        if query.time_ranges:
+            signals["date"] = compute_date_signal(columns["at"], query)
+        if query.about_self:
+            signals["first_person"] = (columns["first_person"] / FRACTION_SCALE).astype(np.float32)
+        if query_vector is not None:
+            cosines = compute_similarities(self._columns["vector"][rows], query_vector)
+            is_near = (cosines >= MIN_NEARBY_SIMILARITY) & (coverage > 0)
+            is_hit |= is_near | (cosines >= MIN_SIMILARITY)
+            similarity: FloatArray = np.clip(cosines, 0, 1).astype(np.float32)
+            # A vector describes the message's head, and says nothing about a passage further down.
+            signals["similarity"] = np.where(
+                words.is_past_head[rows], np.maximum(similarity, words.shares[rows]), similarity
+            )
+        return signals, is_hit
+
     def _iter_by_time(self, rows: IntArray, *, newest: bool) -> Iterator[IntArray]:
         """Yields rows in chunks by time; messages of one time are in one chunk, so that their order is decided."""
         times: IntArray = self._columns["at"][rows] * (-1 if newest else 1)
@@ -276,6 +282,7 @@ class MessageCatalog:
             "speaker": (np.int32, ()),
             "role": (np.uint8, ()),
             "place": (np.uint8, ()),
+            "first_person": (np.uint8, ()),
             "vector": (np.uint8, (packed_width(self.dimensions),)),
             "sketch": (np.uint64, (sketch_words(self.dimensions),)),
         }
@@ -316,6 +323,7 @@ class MessageCatalog:
             "speaker": name_ids[columns.speaker_ids],
             "role": columns.roles,
             "place": np.minimum(columns.seq - opening_seqs, MAX_SESSION_PLACE),
+            "first_person": columns.first_person,
             "vector": packed,
             "sketch": make_sketches(packed) if self.dimensions else 0,
         }

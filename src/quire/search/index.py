@@ -224,18 +224,17 @@ def merge_segments(
     is_new = np.ones(len(postings.hashes), dtype=np.bool_)
     for run in before.posting_runs:
         is_new &= ~find_known_hashes(run.hashes, postings.hashes)
-    features = {name: [each.features[name] for each in terms] for name in terms[0].features}
     new_rows = {
         "seq": _concatenate([each.seq for each in columns]),
         "at": at,
         "tokens": tokens,
         "is_user": ((roles == ROLES.index("user")) & (speakers < 0)).astype(np.float32),
         "is_tool_result": (roles == ROLES.index("tool")).astype(np.float32),
-        "first_person": _to_fraction(features["first_person"], FRACTION_SCALE),
-        "own_opening": _to_fraction(features["own_opening"], 1),
-        "time_words": _to_fraction(features["time_words"], MAX_FEATURE_COUNT),
-        "digits": _to_fraction(features["digits"], MAX_FEATURE_COUNT),
-        "directives": _concatenate(features["directive"]),
+        "first_person": _to_fraction([each.first_person for each in columns], FRACTION_SCALE),
+        "own_opening": _to_fraction([each.own_opening for each in columns], 1),
+        "time_words": _to_fraction([each.time_words for each in columns], MAX_FEATURE_COUNT),
+        "digits": _to_fraction([each.digits for each in columns], MAX_FEATURE_COUNT),
+        "directives": _concatenate([each.directive for each in columns]),
         "session_opening": (1 / (1 + rows - np.searchsorted(session_ids, session_ids[known:]))).astype(np.float32),
         "novelty": _novelty_scores(postings, passage_rows - known, count - known, is_new),
         "passage_offsets": known_passages + np.cumsum(passage_counts) - passage_counts,

@@ -24,7 +24,7 @@ _FIRST_PERSON_WORDS_LIST = (
     " nous notre nos yo mi mis nosotros nosotras nuestro nuestra nuestros nuestras я меня мне мной мой моя моё мое мои"
     " моей моего моих мы нас нам наш наша наше наши"
 )
-_FIRST_PERSON_WORDS = frozenset(_FIRST_PERSON_WORDS_LIST.split())
+FIRST_PERSON_WORDS = frozenset(_FIRST_PERSON_WORDS_LIST.split())
 _TIME_WORDS_LIST = (
     "yesterday today tonight tomorrow ago last next recently since morning week weeks weekend weekends day days month"
     " months year years summer winter fall spring monday tuesday wednesday thursday friday saturday sunday january"
@@ -89,7 +89,7 @@ def extract_features(text: str) -> MessageFeatures:
     share = _unpack(first_counts, _FIRST_PERSON_UNIT) / (1 + _unpack(first_counts, _WORD_UNIT))
     digits = sum(map(head.count, _ASCII_DIGITS)) if head.isascii() else len(_DIGIT.findall(head))
     first_word = match[0] if (match := _WORD.search(head)) else ""
-    opens_in_first_person = first_word in _FIRST_PERSON_WORDS or _UNSPACED_FIRST_PERSON.match(first_word) is not None
+    opens_in_first_person = first_word in FIRST_PERSON_WORDS or _UNSPACED_FIRST_PERSON.match(first_word) is not None
     return MessageFeatures(
         first_person=round(FRACTION_SCALE * min(1.0, share)),
         own_opening=int(opens_in_first_person),
@@ -123,7 +123,7 @@ class _PieceCounts(dict[str, int]):
                 is_date = word[0].isdecimal() and DATE_TOKEN.fullmatch(word) is not None
                 counts += (
                     _WORD_UNIT
-                    + _FIRST_PERSON_UNIT * (word in _FIRST_PERSON_WORDS)
+                    + _FIRST_PERSON_UNIT * (word in FIRST_PERSON_WORDS)
                     + _TIME_UNIT * (word in TIME_WORDS or is_date)
                     + _PREFERENCE_UNIT * (word in _PREFERENCE_WORDS)
                 )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Format of every search index. Raise it with each change of the tokenizer, the features, the codec, or of what is
 boilerplate (`quire.wire.agent_boilerplate`): an index with another version is rebuilt."""
 NUMBERS_PER_BLOCK = 16_384

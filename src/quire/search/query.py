@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from quire.search.dates import TimeRange, cut_to_edges, find_time_ranges, is_date_word
 from quire.search.languages import detect_query_languages
+from quire.search.message_features import FIRST_PERSON_WORDS
 from quire.search.tokenizer import (
     UNSPACED_CHAR,
     deduplicate,
@@ -101,6 +102,8 @@ class Query:
     asks_summary: bool
     about_reply: bool
     """It refers to what the assistant said."""
+    about_self: bool
+    """It is about the speaker ("I", "my"), and not about a reply."""
 
 
 def parse_query(text: str, *, at: int, speakers: Sequence[str] = (), name: str | None = None) -> Query:
@@ -129,6 +132,7 @@ def parse_query(text: str, *, at: int, speakers: Sequence[str] = (), name: str |
     named_speakers = {speaker for matches in names.values() for speaker in matches}.union(unspaced)
     if name is not None and name in speakers and _FIRST_PERSON.search(low):
         named_speakers.add(name)
+    about_reply = bool(_ABOUT_REPLY.search(low))
     return Query(
         text=text,
         words=tuple(QueryWord(alternatives, weight) for alternatives, weight in weights.items()),
@@ -141,7 +145,8 @@ def parse_query(text: str, *, at: int, speakers: Sequence[str] = (), name: str |
         asks_number=bool(_ASKS_NUMBER.search(low)),
         is_request=bool(_REQUEST.match(low.lstrip())) and not _LOOKS_BACK.search(low) and not _SURVEY.search(low),
         asks_summary=bool(_ASKS_SUMMARY.search(low)),
-        about_reply=bool(_ABOUT_REPLY.search(low)),
+        about_reply=about_reply,
+        about_self=not about_reply and not FIRST_PERSON_WORDS.isdisjoint(re.findall(r"\w+", low)),
     )
 
 

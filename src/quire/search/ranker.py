@@ -8,7 +8,7 @@ have it, not by all.
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,41 +21,45 @@ from quire.search.query import Query
 from quire.search.segments import IntArray
 from quire.search.vectors import FloatArray
 
-SIGNAL_WEIGHTS: Mapping[str, float] = MappingProxyType(
+RankingMode = Literal["budget", "list"]
+WEIGHTS: Mapping[RankingMode, Mapping[str, float]] = MappingProxyType(
     {
-        "match": 1.0,  # per nat of IDF of the query terms in the message's best passage
-        "match_share": 2.0,  # the same as a share of the IDF of all query terms
-        "adjacent_match": 0.25,  # per nat of IDF of the terms that only the message before or after has
-        "nearby_match": 1.2,  # logarithm of the decayed matches of up to six messages on either side
-        "coverage": 1.8,  # share of the query's IDF among the messages within `COVERAGE_DISTANCE`
-        "similarity": 12.0,  # cosine of query and message
-        "nearby_similarity": 0.3,  # decayed similarity of up to six messages on either side, where above the mean
-        "speaker": 13.0,  # written by a speaker that the query names
-        "user": 14.0,  # written by the user, where the assistant only answers
-        "first_person": 20.0,  # share of "I" and "my" among its words
-        "own_opening": 1.4,  # begins with such a word: a report of one's own
-        "session_opening": 4.0,  # news comes at the beginning of a session
-        "novelty": 7.0,  # share of its terms that were new to the conversation
-        "standing_instruction": 6.0,  # an instruction for all later turns
-        "preference": 8.0,  # that, or a preference, where the query is a request
-        "date": 6.0,  # written at about the time that the query names
-        "time_words": 2.0,  # for a query that asks when
-        "digits": 4.0,  # for a query that asks for a number
-        "similar_to_top": 6.0,  # similar to the top results of the first pass
-        "near_top": 1.2,  # logarithm of how likely its neighbors are, by the first pass
-        "near_top_region": 0.9,  # the same of all messages within `REGION_DISTANCE`
+        "budget": {
+            "match": 1.0,  # per nat of IDF of the query terms in the message's best passage
+            "match_share": 2.0,  # the same as a share of the IDF of all query terms
+            "adjacent_match": 0.25,  # per nat of IDF of the terms that only the message before or after has
+            "nearby_match": 1.2,  # logarithm of the decayed matches of up to six messages on either side
+            "coverage": 1.8,  # share of the query's IDF among the messages within `COVERAGE_DISTANCE`
+            "similarity": 12.0,  # cosine of query and message
+            "nearby_similarity": 0.3,  # decayed similarity of up to six messages on either side, where above the mean
+            "speaker": 13.0,  # written by a speaker that the query names
+            "user": 14.0,  # written by the user, where the assistant only answers
+            "first_person": 20.0,  # share of "I" and "my" among its words
+            "own_opening": 1.4,  # begins with such a word: a report of one's own
+            "session_opening": 4.0,  # news comes at the beginning of a session
+            "novelty": 7.0,  # share of its terms that were new to the conversation
+            "standing_instruction": 6.0,  # an instruction for all later turns
+            "preference": 8.0,  # that, or a preference, where the query is a request
+            "date": 6.0,  # written at about the time that the query names
+            "time_words": 2.0,  # for a query that asks when
+            "digits": 4.0,  # for a query that asks for a number
+            "similar_to_top": 6.0,  # similar to the top results of the first pass
+            "near_top": 1.2,  # logarithm of how likely its neighbors are, by the first pass
+            "near_top_region": 0.9,  # the same of all messages within `REGION_DISTANCE`
+        },
+        "list": {
+            "words": 0.324,  # BM25 as a share of the IDF of all query terms, of the message or of its best passage
+            "similarity": 0.514,
+            "coverage": 0.089,
+            "session_opening": 0.048,
+            "date": 0.025,
+            "first_person": 0.487,  # added to the others, which together are from 0 to 1
+        },
     }
 )
-LIST_WEIGHTS: Mapping[str, float] = MappingProxyType(
-    {
-        "words": 0.39,  # BM25 as a share of the IDF of all query terms, of the message or of its best passage
-        "similarity": 0.45,  # cosine of query and message
-        "coverage": 0.08,  # as above
-        "session_opening": 0.06,
-        "date": 0.02,
-    }
-)
-"""Weights of the signals of a search over all conversations, whose hits are a list. They add up to 1."""
+"""Weights of the signals. With a budget, messages are chosen for a request: the strengths are log odds, from which the
+cost is subtracted, so that length needs no further weight. As a list, each hit stands for its conversation and its
+score is compared between queries: a score from 0 to 1, in which the length of a message is part of BM25."""
 COST_WEIGHT = 2.2
 """Utility that each nat of a message's token cost subtracts."""
 SCORE_MIDPOINT, SCORE_SLOPE = 35.0, 6.4
@@ -242,12 +246,19 @@ def sum_neighbors(index: RecallIndex, values: FloatArray) -> FloatArray:
     return total
 
 
-def sum_weighted(signals: Signals) -> FloatArray:
+def sum_weighted(signals: Signals, mode: RankingMode = "budget") -> FloatArray:
     """Weighted sum of the signals."""
     total: FloatArray = np.zeros(len(next(iter(signals.values()))), dtype=np.float32)
     for name, signal in signals.items():
-        total += np.float32(SIGNAL_WEIGHTS[name]) * signal
+        total += np.float32(WEIGHTS[mode][name]) * signal
     return total
+
+
+def score_for_list(signals: Signals) -> FloatArray:
+    """Scores from 0 to 1: the weighted mean of the signals, and the bonus of a first person."""
+    present = sum(WEIGHTS["list"][name] for name in signals if name != "first_person")
+    bonus = WEIGHTS["list"]["first_person"] * signals.pop("first_person", np.float32(0))
+    return np.minimum(sum_weighted(signals, "list") / np.float32(present) + bonus, 1)
 
 
 def _adjacent_signal(index: RecallIndex, matches: TermMatches) -> FloatArray:

@@ -62,12 +62,12 @@ def encode_terms(terms: MessageTerms) -> bytes:
     steps[first] = terms.postings[first]
     arrays = {"passage_counts": terms.passage_counts, "posting_counts": terms.posting_counts, "postings": steps}
     hashes = terms.term_hashes.astype("<u4").tobytes()
-    return _encode({"features": list(terms.features)}, {**terms.features, **arrays}) + hashes
+    return _encode({}, arrays) + hashes
 
 
 def decode_terms(data: bytes) -> MessageTerms:
     """Raises `UnreadableSegment` for another version or truncated bytes."""
-    metadata, arrays, rest = _decode(data, "postings")
+    _, arrays, rest = _decode(data, "postings")
     counts = arrays["posting_counts"]
     if len(rest) != 4 * len(counts):
         raise _damaged()
@@ -76,7 +76,6 @@ def decode_terms(data: bytes) -> MessageTerms:
     first = np.cumsum(counts, dtype=np.int64) - counts
     postings = total - np.repeat(total[first] - deltas[first], counts)
     return MessageTerms(
-        features={name: arrays[name] for name in metadata["features"]},
         passage_counts=arrays["passage_counts"],
         term_hashes=np.frombuffer(rest, dtype="<u4"),
         posting_counts=counts,

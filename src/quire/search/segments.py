@@ -41,7 +41,8 @@ MAX_EMBEDDED_WORDS = 80
 MAX_EMBEDDED_CHARS = 1_000
 """Characters of a message that are embedded."""
 
-COLUMN_NAMES = ("seq", "at", "tokens", "roles", "speaker_ids")
+FEATURE_NAMES = MessageFeatures._fields
+COLUMN_NAMES = ("seq", "at", "tokens", "roles", "speaker_ids", *FEATURE_NAMES)
 """The integer columns of `MessageColumns`."""
 
 
@@ -74,6 +75,11 @@ class MessageColumns:
     """Positions in `ROLES`, or `ERASED_ROLE`."""
     speaker_ids: IntArray
     """Positions in `speaker_names`, from 1; 0 for a message without a name."""
+    first_person: IntArray
+    own_opening: IntArray
+    time_words: IntArray
+    digits: IntArray
+    directive: IntArray
     speaker_names: tuple[str, ...] = ()
     embedder: str | None = None
     dimensions: int = 0
@@ -85,10 +91,8 @@ class MessageColumns:
 
 @dataclass(frozen=True)
 class MessageTerms:
-    """Features of each message, and an inverted index from each term to the passages that contain it, in order."""
+    """Inverted index from each term to the passages that contain it, in order."""
 
-    features: Mapping[str, IntArray]
-    """The columns of `MessageFeatures`."""
     passage_counts: IntArray
     """Number of passages of each message."""
     term_hashes: HashArray
@@ -118,7 +122,7 @@ class Segment:
         columns, terms = self.columns, self.terms
         arrays = [getattr(columns, name) for name in COLUMN_NAMES]
         arrays += [terms.passage_counts, terms.term_hashes, terms.posting_counts, terms.postings]
-        arrays += [*terms.features.values(), *(() if columns.packed_vectors is None else (columns.packed_vectors,))]
+        arrays += () if columns.packed_vectors is None else (columns.packed_vectors,)
         return sum(array.nbytes for array in arrays)
 
 
@@ -174,7 +178,6 @@ def extend_segment(
     hashes = sorted(postings)
     features = [extract_features(each.text) for each in messages]
     terms = MessageTerms(
-        features={name: _to_ints(getattr(each, name) for each in features) for name in MessageFeatures._fields},
         passage_counts=_to_ints(passage_counts),
         term_hashes=np.array(hashes, dtype=np.uint32),
         posting_counts=_to_ints(len(postings[each]) for each in hashes),
@@ -189,6 +192,7 @@ def extend_segment(
         tokens=_to_ints(each.tokens for each in messages),
         roles=_to_ints(ROLES.index(each.role) for each in messages),
         speaker_ids=_to_ints(speaker_ids.get(each.name or "", 0) for each in messages),
+        **{name: _to_ints(getattr(each, name) for each in features) for name in FEATURE_NAMES},
         speaker_names=tuple(names),
         embedder=embedder.name if embedder is not None else None,
         dimensions=dimensions,
@@ -216,13 +220,9 @@ def _join(segment: Segment, added: Segment) -> Segment:
             zeros = pack_zeros(len(new), dimensions)
             packed = np.concatenate([packed, zeros if new.packed_vectors is None else new.packed_vectors])
     merged = merge_postings([segment.terms, added.terms])
-    features = {
-        name: np.concatenate([segment.terms.features[name], column]) for name, column in added.terms.features.items()
-    }
     return Segment(
         MessageColumns(**joined, speaker_names=names, embedder=embedder, dimensions=dimensions, packed_vectors=packed),
         MessageTerms(
-            features=features,
             passage_counts=np.concatenate([segment.terms.passage_counts, added.terms.passage_counts]),
             term_hashes=merged.hashes,
             posting_counts=merged.counts,
@@ -273,14 +273,13 @@ def erase_messages(segment: Segment, seqs: Collection[int]) -> Segment:
     return Segment(
         replace(
             columns,
-            tokens=np.where(erased, 0, columns.tokens),
+            **{name: np.where(erased, 0, getattr(columns, name)) for name in ("tokens", *FEATURE_NAMES)},
             roles=np.where(erased, ERASED_ROLE, columns.roles),
             speaker_ids=new_ids[speaker_ids],
             speaker_names=tuple(columns.speaker_names[number - 1] for number in used),
             packed_vectors=packed,
         ),
         MessageTerms(
-            features={name: np.where(erased, 0, column) for name, column in terms.features.items()},
             passage_counts=terms.passage_counts,
             term_hashes=terms.term_hashes[counts > 0],
             posting_counts=counts[counts > 0],
@@ -316,7 +315,6 @@ def select_messages(segment: Segment, start: int, end: int) -> Segment:
             packed_vectors=None if columns.packed_vectors is None else columns.packed_vectors[rows],
         ),
         MessageTerms(
-            features={name: column[rows] for name, column in terms.features.items()},
             passage_counts=terms.passage_counts[rows],
             term_hashes=terms.term_hashes[counts > 0],
             posting_counts=counts[counts > 0],
