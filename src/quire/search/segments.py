@@ -6,10 +6,11 @@ embedded again.
 """
 
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -156,32 +157,28 @@ def extend_segment(
     """Adds messages, which come in order of `seq`, to the end of the segment."""
     counts: list[tuple[Counter[str], ...]] = []
     passage_counts: list[int] = []
-    postings: defaultdict[int, list[int]] = defaultdict(list)
-    passage_number = 0
+    hashes: list[int] = []
+    distinct_counts: list[int] = []
     for message in messages:
         language = detect_language(message.text)
-        by_passage = [Counter(iter_terms(passage, language)) for passage in split_passages(message.text)]
+        by_passage = [list(iter_terms(passage, language)) for passage in split_passages(message.text)]
         for passage in by_passage:
-            for term_hash in set(map(hash_term, passage)):
-                postings[term_hash].append(passage_number)
-            passage_number += 1
+            distinct = set(map(hash_term, passage))
+            hashes += distinct
+            distinct_counts.append(len(distinct))
         passage_counts.append(len(by_passage))
-        groups: list[Counter[str]] = []
-        for first, end in group_passages(len(by_passage)):
-            groups.append(by_passage[first].copy())
-            for each in by_passage[first + 1 : end]:
-                groups[-1].update(each)
-        total, *others = by_passage
-        for each in others:
-            total.update(each)
-        counts.append((total, *groups))
-    hashes = sorted(postings)
+        ranked = [(0, len(by_passage)), *group_passages(len(by_passage))]
+        # Counters of lists are made in C; adding one counter to another is not.
+        counts.append(tuple(Counter(chain.from_iterable(by_passage[first:end])) for first, end in ranked))
+    by_occurrence = np.array(hashes, dtype=np.uint32)
+    term_hashes, posting_counts = np.unique(by_occurrence, return_counts=True)
+    postings = np.repeat(np.arange(len(distinct_counts)), distinct_counts)
     features = [extract_features(each.text) for each in messages]
     terms = MessageTerms(
         passage_counts=_to_ints(passage_counts),
-        term_hashes=np.array(hashes, dtype=np.uint32),
-        posting_counts=_to_ints(len(postings[each]) for each in hashes),
-        postings=_to_ints(number for each in hashes for number in postings[each]),
+        term_hashes=term_hashes,
+        posting_counts=posting_counts,
+        postings=postings[np.argsort(by_occurrence, kind="stable")],
     )
     names = sorted({each.name for each in messages if each.name})
     speaker_ids = {name: speaker_id for speaker_id, name in enumerate(names, start=1)}
