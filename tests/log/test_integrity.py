@@ -14,7 +14,7 @@ from infra.builders import export_lines, make_messages, make_turn, property_sett
 from infra.strategies import drafts
 from quire.engine import open_engine
 from quire.errors import ImportFailed
-from quire.log import Blob
+from quire.log import Blob, conversations
 from quire.model import Compaction, Draft, EntryMetadata, Message, Pin, Span, TokenCount, Usage
 from quire.store import SqlStore
 
@@ -206,3 +206,13 @@ async def test_a_lost_path_is_noticed(store: SqlStore, admin_url: str):
     with connect_as_owner(admin_url) as connection:
         connection.execute(text("DELETE FROM quire_paths WHERE seq = 2"))
     assert await store.verify_conversation(conversation) == [(0, 2, "cannot be found by its path")]
+
+
+async def test_a_branch_that_this_process_wrote_is_the_one_that_it_would_read(store: SqlStore):
+    conversation = await write_conversation(store)
+    fork = await store.fork(conversation, at=4)
+    await store.append(conversation, *make_messages(1), branch=fork.number)
+    written = [await store.get_branch(conversation, number) for number in (0, fork.number)]
+    assert {each.head_seq for each in written} == {5, 7}
+    conversations.branches_by_row.clear()
+    assert [await store.get_branch(conversation, number) for number in (0, fork.number)] == written

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Insert, Table, bindparam, select, text
 from quire.db.column_types import Converter, Sealed, current_cipher
 from quire.db.database import Database, check_inline_rows
 from quire.db.database_url import parse_database_url
-from quire.db.raw_sql import execute_sql, fetch, open_cursor, yield_to_event_loop
+from quire.db.raw_sql import execute_sql, fetch, get_driver, open_cursor, yield_to_event_loop
 from quire.db.schema import paths
 from quire.errors import StoreError
 from quire.model.base import replace_lone_surrogates
@@ -137,6 +137,9 @@ def insert_tuples(
             for row in rows
         ]
     statement = _insert_statement(table, names, backend, by_position=True)
+    if backend == "sqlite" and len(rows) == 1:
+        get_driver(connection).execute(statement, rows[0])
+        return
     for start in range(0, len(rows), MAX_INSERT_ROWS):
         if start:
             yield_to_event_loop(connection)

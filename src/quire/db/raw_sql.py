@@ -178,9 +178,7 @@ def execute(
 def execute_sql(connection: Connection, sql: str, params: Mapping[str, Any], *, is_guard: bool = False) -> int:
     """Runs a statement that returns no rows; returns the number of changed rows, -1 in a batch."""
     if connection.dialect.name == "sqlite":
-        with open_cursor(connection) as cursor:
-            cursor.execute(sql, params)
-            return cursor.rowcount
+        return get_driver(connection).execute(sql, params).rowcount
     batch: list[Statement] | None = connection.info.get(_BATCH_KEY)
     if batch is not None:
         batch.append(Statement(sql, params, is_guard))

@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
 from itertools import islice
+from threading import Lock
 from typing import Any, Concatenate
 
+from cachetools import LRUCache
 from sqlalchemy import Connection, Select, bindparam, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
@@ -146,7 +147,7 @@ def to_branch_row(tenant: str, branch: Branch) -> dict[str, Any]:
         "branch": branch.number,
         "name": branch.name,
         "created_at": branch.created_at,
-        "lineage": json.dumps(branch.lineage),
+        "lineage": json.dumps(branch.lineage) if branch.lineage else "[]",
         "head_seq": branch.head_seq,
         "head_digest": branch.head_digest,
         "head_path": branch.head_path,
@@ -392,11 +393,21 @@ def _read_branches(connection: Connection, statement: BranchQuery, tenant: str, 
     return list(map(parse_branch_row, rows))
 
 
-@lru_cache(MAX_CACHED_BRANCHES)
+branches_by_row: LRUCache[tuple[Any, ...], Branch] = LRUCache(MAX_CACHED_BRANCHES)
+"""Branches by their whole rows. A row that this process wrote is in it already, and is neither checked nor parsed."""
+_branches_lock = Lock()
+
+
 def parse_branch_row(row: tuple[Any, ...]) -> Branch:
     """The branch; raises `IntegrityViolation` if its row was changed, because requests are built from its state."""
-    check_row(row[:-1], row[-1], name=f"branch {row[1]} of {row[0]!r}")
-    return to_branch(row)
+    with _branches_lock:
+        branch = branches_by_row.get(row)
+    if branch is None:
+        check_row(row[:-1], row[-1], name=f"branch {row[1]} of {row[0]!r}")
+        branch = to_branch(row)
+        with _branches_lock:
+            branches_by_row[row] = branch
+    return branch
 
 
 def to_branch(row: Sequence[Any]) -> Branch:
@@ -429,6 +440,8 @@ def overwrite_branch(connection: Connection, tenant: str, branch: Branch, *, exp
     else:
         params["expected_digest"] = to_branch_row(tenant, expected)[ROW_DIGEST]
         execute(connection, _OVERWRITE_EXPECTED_BRANCH, params, is_guard=True)
+    with _branches_lock:
+        branches_by_row[tuple(row[name] for name in (*BRANCH_FIELDS, ROW_DIGEST))] = branch
     mark_changed(connection, tenant, branch.conversation)
 
 
