@@ -348,6 +348,8 @@ WITHOUT_CONVERSATION = {
     "close",
     "for_tenant",
     "get_pool_stats",
+    "get_replica_state",
+    "lagging",
     "observe_transactions",
     "on_connection_loss",
     "open",

@@ -241,7 +241,12 @@ async def open_store(overrides: Sequence[str] | None = None) -> AsyncGenerator["
     enable_garbage_collection()
     settings = load_cli_settings(overrides).settings
     keys = TenantKeys.from_settings(settings.encryption, os.environ)
-    async with SqlStore.open(resolve_database_url(settings), masking=settings.tenant_masking, keys=keys) as store:
+    async with SqlStore.open(
+        resolve_database_url(settings),
+        replica_url=settings.replica_url,
+        masking=settings.tenant_masking,
+        keys=keys,
+    ) as store:
         yield store
 
 

@@ -169,7 +169,7 @@ async def verify(
     from quire.schemas.records import VerifiedConversationsSchema
 
     async with open_store(overrides) as store:
-        own = store.for_tenant(tenant)
+        own = store.for_tenant(tenant).lagging()
         if everything:
             ids = await list_conversation_ids(own)
         else:

@@ -88,7 +88,7 @@ async def export(
     async with open_store(overrides) as store:
         try:
             with show_progress("Exporting"), gzip.open(part, "wt", COMPRESSION_LEVEL, encoding="utf-8") as stream:
-                archive = await store.for_tenant(tenant).export_tenant(stream.write)
+                archive = await store.for_tenant(tenant).lagging().export_tenant(stream.write)
             part.replace(file)
         finally:
             part.unlink(missing_ok=True)

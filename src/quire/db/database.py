@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from sqlalchemy import Connection
@@ -47,6 +48,26 @@ class PoolStats(NamedTuple):
     idle: int
 
 
+@dataclass
+class ReadSession:
+    """Reads of one request that may see an earlier state of the database, as a replica has it.
+
+    Once one of them has read from the primary all do: the replica may be behind what that one saw."""
+
+    is_on_primary: bool = False
+
+
+class ReplicaState(NamedTuple):
+    """What a process knows about the replica that it may read from."""
+
+    status: Literal["unknown", "ok", "behind", "unreachable"]
+    lag_seconds: float | None
+    """None if it is not known."""
+    replica_reads: int
+    primary_reads: int
+    """Sessions that could have read from the replica and did not."""
+
+
 class TransactionOptions(NamedTuple):
     """The tenant of a transaction, and how it runs."""
 
@@ -56,6 +77,8 @@ class TransactionOptions(NamedTuple):
     inline: bool = False
     """A read of few rows, which may run on the event loop; each of its statements may see newer commits."""
     statement_seconds: float = REQUEST_STATEMENT_SECONDS
+    session: ReadSession | None = None
+    """Of a read that may go to a replica."""
 
 
 class Database(Protocol):
@@ -97,6 +120,10 @@ class Database(Protocol):
         ...
 
     def get_pool_stats(self) -> PoolStats: ...
+
+    def get_replica_state(self) -> ReplicaState | None:
+        """What is known about the replica; None without one."""
+        ...
 
     async def scrub(self) -> None:
         """Removes overwritten content from disk, as far as the database allows."""
@@ -187,6 +214,9 @@ class ObservedDatabase:
 
     def get_pool_stats(self) -> PoolStats:
         return self._database.get_pool_stats()
+
+    def get_replica_state(self) -> ReplicaState | None:
+        return self._database.get_replica_state()
 
     async def scrub(self) -> None:
         await self._database.scrub()

@@ -37,9 +37,13 @@ _POSTGRES_ARRAY_TYPES = {
 }
 
 
-async def open_database(url: str, *, listen_url: str | None = None, encrypts: bool = False) -> Database:
+async def open_database(
+    url: str, *, listen_url: str | None = None, replica_url: str | None = None, encrypts: bool = False
+) -> Database:
     """Opens the database at a URL. With `encrypts`, tenants may be encrypted: see `quire.db.column_types`."""
     parsed = parse_database_url(url)
+    if replica_url is not None and parsed.get_backend_name() != "postgresql":
+        raise StoreError("Only PostgreSQL has replicas; remove `replica_url` from the settings.")
     match parsed.get_backend_name():
         # Imported here so that a command loads only the driver it needs and starts faster.
         case "sqlite":
@@ -50,7 +54,13 @@ async def open_database(url: str, *, listen_url: str | None = None, encrypts: bo
             from quire.db.postgres import PostgresDatabase
 
             listen_at = parse_database_url(listen_url) if listen_url is not None else None
-            return await PostgresDatabase.open(parsed, listen_url=listen_at, encrypts=encrypts)
+            database = await PostgresDatabase.open(parsed, listen_url=listen_at, encrypts=encrypts)
+            if replica_url is None:
+                return database
+            from quire.db.replica import ReplicaDatabase
+
+            replica = await PostgresDatabase.open(parse_database_url(replica_url), encrypts=encrypts, is_replica=True)
+            return ReplicaDatabase(database, replica)
         case other:
             raise StoreError(f"Quire stores its log in SQLite or PostgreSQL, not in {other!r}; check the database URL.")
 

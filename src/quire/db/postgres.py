@@ -8,7 +8,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ParamSpec
 from weakref import WeakValueDictionary
@@ -115,6 +115,8 @@ _CLOSE_SECONDS = 10.0
 """Time that running transactions have to end when the database is closed."""
 _PROBE_SECONDS = 2.0
 """Maximum time of each step of a probe: connecting to one host, each statement."""
+_HAS_WRITTEN = "SELECT txid_current_if_assigned() IS NOT NULL"
+_POSITION = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint"
 _IS_READ_ONLY = "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean"
 # A sort that does not fit in memory needs space on the disk; the message is a record in the write-ahead log, for whose
 # commit a synchronous standby must answer.
@@ -126,8 +128,8 @@ _TEST_WRITE = """
 
 
 class PostgresDatabase:
-    def __init__(self, engine: Any, *, listen_url: URL | None = None) -> None:
-        self._engine, self._listen_url = engine, listen_url
+    def __init__(self, engine: Any, *, listen_url: URL | None = None, is_replica: bool = False) -> None:
+        self._engine, self._listen_url, self._is_replica = engine, listen_url, is_replica
         self.notifications = Notifications(PostgresTransport(self._notify, self._connect_listener))
         self._is_closed = False
         self._transactions = 0
@@ -136,9 +138,15 @@ class PostgresDatabase:
         self._breaker = CircuitBreaker(self._probe)
         self._writers: WeakValueDictionary[tuple[str, str], asyncio.Semaphore] = WeakValueDictionary()
         self._loss_callbacks: list[Callable[[], None]] = []
+        self.on_commit: Callable[[str, int], None] | None = None
+        """Called with the tenant and the position in the write-ahead log after each commit that has written, before
+        changes are announced."""
 
     @classmethod
-    async def open(cls, url: URL, *, listen_url: URL | None = None, encrypts: bool = False) -> "PostgresDatabase":
+    async def open(
+        cls, url: URL, *, listen_url: URL | None = None, encrypts: bool = False, is_replica: bool = False
+    ) -> "PostgresDatabase":
+        """Connects and checks the schema. A replica may be unreachable or behind, and is only read from."""
         try:
             import_module("psycopg")
             from sqlalchemy.ext.asyncio import create_async_engine
@@ -159,7 +167,9 @@ class PostgresDatabase:
         )
         set_encrypts(engine.sync_engine.dialect, value=encrypts)
         event.listen(engine.sync_engine, "connect", _set_up_connection)
-        database = cls(engine, listen_url=listen_url)
+        database = cls(engine, listen_url=listen_url, is_replica=is_replica)
+        if is_replica:
+            return database
         try:
             await database.read(migrate.check_version, TransactionOptions(tenant=""))
         except BaseException:
@@ -187,9 +197,13 @@ class PostgresDatabase:
             begin_sql = f"BEGIN; {_settings_sql(options.tenant, options.statement_seconds)}"
             # A COMMIT that waits for a synchronous standby succeeds when `statement_timeout` ends it, although the
             # standby does not have the transaction.
-            commit_sql = "SET LOCAL statement_timeout = 0; COMMIT"
+            commit_sql, on_commit = "SET LOCAL statement_timeout = 0; COMMIT", None
+            if self.on_commit is not None:
+                # Not the position that is written to disk, which an asynchronous commit may be ahead of.
+                commit_sql = f"{_HAS_WRITTEN}; {commit_sql}; {_POSITION}"
+                on_commit = partial(self.on_commit, options.tenant)
             return await self._run(
-                lambda connection, _: work(connection), begin_sql, commit_sql, options.statement_seconds
+                lambda connection, _: work(connection), begin_sql, commit_sql, options.statement_seconds, on_commit
             )
 
     async def write_unread(self, work: Work[T], options: TransactionOptions) -> T:
@@ -216,10 +230,15 @@ class PostgresDatabase:
             writers.release()
 
     async def _run(
-        self, work: Callable[[Connection, Any], T], begin_sql: str, commit_sql: str, statement_seconds: float
+        self,
+        work: Callable[[Connection, Any], T],
+        begin_sql: str,
+        commit_sql: str,
+        statement_seconds: float,
+        on_commit: Callable[[int], None] | None = None,
     ) -> T:
         """Runs `work` between two messages of statements; its second argument is the cursor of the first message."""
-        return await self._spawn(self._run_transaction, work, begin_sql, commit_sql, statement_seconds)
+        return await self._spawn(self._run_transaction, work, begin_sql, commit_sql, statement_seconds, on_commit)
 
     async def _spawn(self, run: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         from sqlalchemy.util import greenlet_spawn
@@ -241,13 +260,22 @@ class PostgresDatabase:
                 self._is_idle.set()
 
     def _run_transaction(
-        self, work: Callable[[Connection, Any], T], begin_sql: str, commit_sql: str, statement_seconds: float
+        self,
+        work: Callable[[Connection, Any], T],
+        begin_sql: str,
+        commit_sql: str,
+        statement_seconds: float,
+        on_commit: Callable[[int], None] | None,
     ) -> T:
+        from sqlalchemy.util import await_only
+
         connection, cursor, pool = self._begin(begin_sql, statement_seconds)
         with self._use(connection, pool):
             result = work(connection, cursor)
             if commit_sql:
-                execute_text(connection, commit_sql)
+                committed = execute_text(connection, commit_sql)
+                if on_commit is not None and await_only(committed.fetchone()) == (True,):
+                    on_commit(fetch_last(committed)[0][0])
             self.notifications.announce_changes(take_changes(connection))
             return result
 
@@ -270,6 +298,8 @@ class PostgresDatabase:
                 if not driver.closed:
                     raise
                 raise WriteConflict from error
+            if self.on_commit is not None:
+                self.on_commit(options.tenant, fetch_last(execute_text(connection, _POSITION))[0][0])
             self.notifications.announce_changes(take_changes(connection))
             return result
 
@@ -323,6 +353,8 @@ class PostgresDatabase:
             connection = await self._connect(self._engine.url, connect_seconds=int(_PROBE_SECONDS))
             try:
                 connection.deadline_seconds = _PROBE_SECONDS
+                if self._is_replica:
+                    return
                 if await (await connection.execute(_IS_READ_ONLY)).fetchone() == (True,):
                     raise StoreReadOnly
                 await connection.execute(_TEST_WRITE)
@@ -360,6 +392,9 @@ class PostgresDatabase:
     def get_pool_stats(self) -> PoolStats:
         pool = self._engine.sync_engine.pool
         return PoolStats(in_use=pool.checkedout(), idle=pool.checkedin())
+
+    def get_replica_state(self) -> None:
+        return None
 
     async def scrub(self) -> None:
         """Does nothing: autovacuum removes dead rows, and only the owner may force a vacuum."""

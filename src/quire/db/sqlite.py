@@ -147,6 +147,9 @@ class SqliteDatabase:
         in_use, idle = (readers.checkedout(), readers.checkedin()) if isinstance(readers, QueuePool) else (0, 0)
         return PoolStats(in_use + is_writing, idle + (writer is not None and not is_writing))
 
+    def get_replica_state(self) -> None:
+        return None
+
     async def scrub(self) -> None:
         """Checkpoints the write-ahead log, which retains old pages until then.
 

@@ -11,7 +11,14 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.sql import ClauseElement
 
-from quire.db.database import BULK_STATEMENT_SECONDS, REQUEST_STATEMENT_SECONDS, Database, TransactionOptions, Work
+from quire.db.database import (
+    BULK_STATEMENT_SECONDS,
+    REQUEST_STATEMENT_SECONDS,
+    Database,
+    ReadSession,
+    TransactionOptions,
+    Work,
+)
 from quire.db.raw_sql import fetch
 from quire.db.stored_bytes import UncountedBytes, recount_bytes, run_counted
 from quire.db.tenant_keys import TenantKeys
@@ -37,20 +44,25 @@ class TenantDatabase:
         max_stored_bytes: int | None = None,
         masker: object | None = None,
         keys: TenantKeys | None = None,
+        session: ReadSession | None = None,
     ) -> None:
-        """`masker` is in `Connection.info` during a write: see `quire.log.tenant_masker`."""
+        """`masker` is in `Connection.info` during a write: see `quire.log.tenant_masker`. With a `session`, reads may
+        go to a replica."""
         if not tenant:
             raise StoreError("The tenant of a store must not be empty; give it a name.")
         self.database, self.tenant, self.max_stored_bytes, self._masker = database, tenant, max_stored_bytes, masker
         self.keys = keys or TenantKeys()
+        self.session = session
 
     async def read(self, work: Work[T], options: TransactionOptions) -> T:
         """Runs a read with the tenant's cipher, if it is encrypted."""
+        if self.session is not None:
+            options = options._replace(session=self.session)
         return await self.keys.run(self.database.read, self.database, work, options, writes=False)
 
     async def fetch(self, statement: ClauseElement, params: Mapping[str, Any]) -> list[Any]:
-        """The rows of a short query by itself, in one round trip unless the tenant is encrypted."""
-        if await self.keys.find(self.database, self.tenant, writes=False) is None:
+        """The rows of a short query by itself, in one round trip unless the tenant is encrypted or it may lag."""
+        if self.session is None and await self.keys.find(self.database, self.tenant, writes=False) is None:
             return await self.database.fetch(statement, params, self.tenant)
         options = TransactionOptions(self.tenant, inline=True)
         return await self.read(lambda connection: fetch(connection, statement, params), options)

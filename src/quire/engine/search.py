@@ -20,6 +20,7 @@ from quire.log import Branch, ConversationRecord, MessageKey
 from quire.model import Entry, Role
 from quire.model.base import FrozenModel
 from quire.search.postings import FORMAT_VERSION
+from quire.store import SqlStore
 from quire.view.recalled_messages import to_searchable_text
 
 if TYPE_CHECKING:
@@ -76,20 +77,22 @@ async def search_messages(
     order: "SearchOrder" = "relevance",
     min_score: float = 0.0,
     limit: int = 20,
+    reader: SqlStore | None = None,
 ) -> MessageSearchResult:
     """Searches the messages of all conversations that meet the conditions, or of one branch with what it shares.
 
     `newest` and `oldest` order the messages that match well enough by time. A message with a score below `min_score` is
-    no hit.
+    no hit. `reader` is the store to search in, one that may lag; by default the engine's.
     """
     from quire.search.passages import make_excerpt
     from quire.search.query import parse_query
 
+    reader = reader or engine.store
     ids: Collection[str] | None = where.conversations
     if branch is not None:
         ids = [branch.conversation]
     elif where.project is not None or where.source is not None:
-        listed = await engine.store.list_conversation_ids(project=where.project, client=where.source)
+        listed = await reader.list_conversation_ids(project=where.project, client=where.source)
         chosen = frozenset(listed if ids is None else ids)
         ids = [each for each in listed if each in chosen]
     if ids is not None and not ids:
@@ -98,12 +101,12 @@ async def search_messages(
     parsed = parse_query(query, at=engine.config.clock())
     vector = await embed_query(engine.embedder, parsed.text, subject=parsed.subject)
     hits, is_current = await _search_catalog(
-        engine, parsed, vector, where=where, conversations=ids, branch=branch, order=order, min_score=min_score,
-        limit=min(limit, MAX_RESULTS),
+        engine, reader, parsed, vector, where=where, conversations=ids, branch=branch, order=order,
+        min_score=min_score, limit=min(limit, MAX_RESULTS),
     )  # fmt: skip
     keys = [MessageKey(hit.conversation, hit.branch, hit.seq) for hit in hits]
-    entries, records = await engine.store.message_index.read_messages(keys)
-    records = {each.id: each for each in await engine.store.fill_titles(*records.values())}
+    entries, records = await reader.message_index.read_messages(keys)
+    records = {each.id: each for each in await reader.fill_titles(*records.values())}
 
     def make_hits() -> list[MessageHit]:
         found: list[MessageHit] = []
@@ -136,6 +139,7 @@ async def search_memories(engine: EngineState, query: str, *, limit: int) -> lis
 
 async def _search_catalog(
     engine: EngineState,
+    reader: SqlStore,
     query: "Query",
     vector: "FloatArray | None",
     *,
@@ -156,7 +160,7 @@ async def _search_catalog(
     lock, catalog = engine.runtime.catalogs.get(engine.store.tenant, embedder)
     async with lock:
         postings, is_current = await _refresh(
-            engine, catalog, [term for word in query.words[:MAX_QUERY_WORDS] for term in word.terms]
+            reader, catalog, [term for word in query.words[:MAX_QUERY_WORDS] for term in word.terms]
         )
         hits = await run_in_worker(
             catalog.search, query, postings, vector=vector, where=rows, order=order, min_score=min_score, limit=limit
@@ -173,14 +177,14 @@ async def _search_catalog(
 
 
 async def _refresh(
-    engine: EngineState, catalog: "MessageCatalog", terms: Sequence[str]
+    reader: SqlStore, catalog: "MessageCatalog", terms: Sequence[str]
 ) -> tuple[Mapping[str, Sequence[tuple[int, bytes]]], bool]:
     """Adds the segments that changed since the last search; returns the postings of the terms, and whether the index
     has the current format."""
     from quire.search.catalog import SegmentChange
 
     for _ in range(MAX_REFRESH_READS):
-        read = await engine.store.message_index.read_changes(terms, after_revision=catalog.revision)
+        read = await reader.message_index.read_changes(terms, after_revision=catalog.revision)
         changes = [
             SegmentChange(each.number, each.conversation, each.branch, each.columns)
             for each in read.changes

@@ -148,6 +148,7 @@ async def open_server_state(
             SqlStore.open(
                 url,
                 listen_url=settings.listen_database_url,
+                replica_url=settings.replica_url,
                 masking=settings.tenant_masking,
                 keys=TenantKeys.from_settings(settings.encryption, environ or {}),
             )

@@ -199,6 +199,11 @@ class Settings(FrozenModel):
         description="Direct PostgreSQL URL on which a server listens for changes, if `database_url` is a pooler in "
         "transaction mode. Default: `database_url`.",
     )
+    replica_url: str | None = Field(
+        default=None,
+        description="URL of one streaming replica of the PostgreSQL in `database_url`, for reads that may lag: lists, "
+        "transcripts, exports, verification, search and insights.",
+    )
     base_url: str | None = Field(
         default=None, description="Base URL of an OpenAI-compatible server, such as http://127.0.0.1:11434/v1."
     )

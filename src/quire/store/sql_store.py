@@ -21,6 +21,8 @@ from quire.db.database import (
     Database,
     ObservedDatabase,
     PoolStats,
+    ReadSession,
+    ReplicaState,
     TransactionObserver,
     TransactionOptions,
     WriteConflict,
@@ -99,9 +101,12 @@ class SqlStore(StorePart):
         max_stored_bytes: int | None = None,
         masker_for: Callable[[str], SecretMasker | None] = lambda _: None,
         keys: TenantKeys | None = None,
+        session: ReadSession | None = None,
     ) -> None:
         self._masker_for, self.masker = masker_for, masker_for(tenant)
-        base = TenantDatabase(database, tenant, max_stored_bytes=max_stored_bytes, masker=self.masker, keys=keys)
+        base = TenantDatabase(
+            database, tenant, max_stored_bytes=max_stored_bytes, masker=self.masker, keys=keys, session=session
+        )
         super().__init__(base)
         self.passages = Passages(base)
         self.message_index = MessageIndex(base)
@@ -133,15 +138,17 @@ class SqlStore(StorePart):
         *,
         tenant: str = DEFAULT_TENANT,
         listen_url: str | None = None,
+        replica_url: str | None = None,
         masking: Mapping[str, TenantMasking] | None = None,
         keys: TenantKeys | None = None,
     ) -> AsyncGenerator["SqlStore"]:
         """Opens `sqlite:///path` (created and migrated if needed) or `postgresql://…` (see `quire db upgrade`).
 
-        If `url` leads to a pooler, `listen_url` leads past it, for the connection of `notifications`. `masking` names
+        If `url` leads to a pooler, `listen_url` leads past it, for the connection of `notifications`. `replica_url`
+        leads to a streaming replica, which serves the reads of `lagging`. `masking` names
         the tenants whose secrets are masked before they are stored, and `keys` encrypts what is stored."""
         encrypts = keys is not None and keys.wrapper is not None
-        database = await dialects.open_database(url, listen_url=listen_url, encrypts=encrypts)
+        database = await dialects.open_database(url, listen_url=listen_url, replica_url=replica_url, encrypts=encrypts)
         store = cls(database, tenant=tenant, masker_for=build_maskers(masking or {}), keys=keys)
         try:
             yield store
@@ -156,6 +163,24 @@ class SqlStore(StorePart):
             max_stored_bytes=max_stored_bytes,
             masker_for=self._masker_for,
             keys=self.base.keys,
+        )
+
+    def lagging(self) -> "SqlStore":
+        """A store for the reads of one request, which may go to the replica; this store if there is none.
+
+        They see what this tenant wrote, by any process, and may lack what others of the tenant are writing. What
+        decides what a model is sent must not be read through it.
+        """
+        database = self.base.database
+        if database.get_replica_state() is None:
+            return self
+        return SqlStore(
+            database,
+            tenant=self.tenant,
+            max_stored_bytes=self.base.max_stored_bytes,
+            masker_for=self._masker_for,
+            keys=self.base.keys,
+            session=ReadSession(),
         )
 
     async def close(self) -> None:
@@ -192,6 +217,9 @@ class SqlStore(StorePart):
 
     def get_pool_stats(self) -> PoolStats:
         return self.base.database.get_pool_stats()
+
+    def get_replica_state(self) -> ReplicaState | None:
+        return self.base.database.get_replica_state()
 
     create_conversation = write(conversations.create_conversation)
     get_conversation = read_inline(conversations.get_conversation)

@@ -6,7 +6,6 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
 from quire.concurrency.worker_threads import measure_entries
-from quire.engine import Engine
 from quire.log import MAIN_BRANCH, ConversationOrigin, ConversationRecord
 from quire.log.types import MAX_ORIGIN_CHARS, choose_branch_used_last
 from quire.model import BranchState, EntryKind, Message
@@ -35,6 +34,7 @@ from quire.server.dependencies import (
 )
 from quire.server.sized_responses import respond_sized
 from quire.server.turn_submission import append_once
+from quire.store import SqlStore
 
 router = APIRouter(prefix="/api/conversations", tags=["conversations"])
 origins_router = APIRouter(prefix="/api/origins", tags=["conversations"])
@@ -129,7 +129,7 @@ async def list_conversations(
     """Lists conversations, most recently used first, optionally of one session, project, client, purpose or tag."""
     position = decode_cursor(cursor, _ConversationPosition)
     before = ConversationRecord(position.id, "", 0, position.updated_at) if position is not None else None
-    store = engine.store
+    store = engine.store.lagging()
     found = await store.list_conversations(limit=limit, before=before, tag=tag, **origin_filter._asdict())
     records = await store.fill_titles(*found)
     last = {"id": records[-1].id, "updated_at": records[-1].updated_at} if len(records) == limit else None
@@ -139,9 +139,10 @@ async def list_conversations(
 @origins_router.get("")
 async def list_origins(engine: ReadEngine) -> OriginListSchema:
     """Clients and projects that conversations come from, and their tags, for the filters of their list."""
-    counts = await engine.store.list_origins()
+    store = engine.store.lagging()
+    counts = await store.list_origins()
     return OriginListSchema(
-        items=[OriginCountSchema(**each._asdict()) for each in counts], tags=await engine.store.list_tags()
+        items=[OriginCountSchema(**each._asdict()) for each in counts], tags=await store.list_tags()
     )
 
 
@@ -152,14 +153,14 @@ async def create_conversation(
     """Creates a conversation with the items that the agent always includes."""
     created = await engine.store.create_conversation(body.id, title=body.title)
     await engine.conversation(created.id)
-    return await _load_detail(engine, caller, created.id)
+    return await _load_detail(engine.store, caller, created.id)
 
 
 @router.get("/{conversation}")
 async def get_conversation(
     engine: ReadEngine, caller: ReadCaller, conversation: ConversationId
 ) -> ConversationDetailSchema:
-    return await _load_detail(engine, caller, conversation)
+    return await _load_detail(engine.store.lagging(), caller, conversation)
 
 
 @router.patch("/{conversation}")
@@ -171,7 +172,7 @@ async def update_conversation(
         await engine.store.rename_conversation(conversation, body.title)
     if body.tags is not None:
         await engine.store.set_tags(conversation, body.tags)
-    return await _load_detail(engine, caller, conversation)
+    return await _load_detail(engine.store, caller, conversation)
 
 
 @router.delete("/{conversation}", status_code=204)
@@ -190,12 +191,11 @@ async def fork_conversation(engine: WriteEngine, conversation: ConversationId, b
 @router.get("/{conversation}/verify")
 async def verify_conversation(engine: ReadEngine, conversation: ConversationId) -> VerificationSchema:
     """Verifies the hash chain of every entry, and returns the entries that were changed."""
-    faults = await engine.store.verify_conversation(conversation)
+    faults = await engine.store.lagging().verify_conversation(conversation)
     return VerificationSchema(faults=[IntegrityFaultSchema.from_record(fault) for fault in faults])
 
 
-async def _load_detail(engine: Engine, caller: Caller, conversation: str) -> ConversationDetailSchema:
-    store = engine.store
+async def _load_detail(store: SqlStore, caller: Caller, conversation: str) -> ConversationDetailSchema:
     [record] = await store.fill_titles(await store.get_conversation(conversation))
     branches = await store.list_branches(conversation)
     return ConversationDetailSchema(
@@ -243,7 +243,7 @@ async def list_entries(
     kinds: Annotated[list[EntryKind] | None, Query(description="Only entries of these kinds.")] = None,
 ) -> EntryPage:
     """Lists the entries `first` to `last`. Compacted entries are included."""
-    store = engine.store
+    store = engine.store.lagging()
     record = await store.get_branch(conversation, branch)
     # Not beyond the returned head, even if entries were appended since.
     last = min(last or record.head_seq, record.head_seq)
@@ -272,7 +272,7 @@ async def list_entries(
 async def get_entry(
     engine: ReadEngine, conversation: ConversationId, seq: EntrySeq, branch: BranchQuery = MAIN_BRANCH
 ) -> EntrySchema:
-    entry = await engine.store.get_entry(conversation, seq, branch=branch)
+    entry = await engine.store.lagging().get_entry(conversation, seq, branch=branch)
     return await respond_sized(len(entry.raw), lambda: entry_to_schema(entry))
 
 

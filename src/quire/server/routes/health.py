@@ -4,6 +4,7 @@ These routes need no API key and reveal nothing about conversations.
 """
 
 import asyncio
+from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -29,14 +30,22 @@ class HealthSchema(BaseModel):
     status: str = Field(description="Always `ok`; a failing server returns a problem, or does not answer.")
 
 
+class ReadinessSchema(HealthSchema):
+    replica: Literal["unknown", "ok", "behind", "unreachable"] | None = Field(
+        default=None,
+        description="State of the database in `replica_url`, as last seen. While it is not `ok` the primary serves its "
+        "reads, so it never fails the check. Absent without one.",
+    )
+
+
 @router.get("/healthz")
 async def check_liveness() -> HealthSchema:
     """Liveness: the process answers. Does not check the database, because a restart would not repair it."""
     return HealthSchema(status="ok")
 
 
-@router.get("/readyz", response_model=HealthSchema)
-async def check_readiness(request: Request) -> HealthSchema | JSONResponse:
+@router.get("/readyz", response_model=ReadinessSchema, response_model_exclude_none=True)
+async def check_readiness(request: Request) -> ReadinessSchema | JSONResponse:
     """Readiness: the database accepts writes and has the right schema, and the server is not stopping."""
     server_state = get_server_state(request)
     streams: StreamRegistry = request.app.state.streams
@@ -56,7 +65,8 @@ async def check_readiness(request: Request) -> HealthSchema | JSONResponse:
     except StoreError:
         # The message may contain host and user names, which must not be public.
         return _not_ready_response("store_unavailable", "The database cannot be reached.")
-    return HealthSchema(status="ok")
+    replica = server_state.store.get_replica_state()
+    return ReadinessSchema(status="ok", replica=replica.status if replica is not None else None)
 
 
 def _not_ready_response(code: str, detail: str) -> JSONResponse:
@@ -69,4 +79,6 @@ async def get_metrics(request: Request) -> Response:
     server_state = get_server_state(request)
     metrics = get_telemetry(request).metrics
     metrics.set_connections(server_state.store.get_pool_stats())
+    if (replica := server_state.store.get_replica_state()) is not None:
+        metrics.set_replica(replica)
     return Response(metrics.export(), media_type=METRICS_MEDIA_TYPE)

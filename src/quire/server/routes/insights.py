@@ -55,10 +55,11 @@ async def read_stats(
     """Reads tokens, cost, cache share, compactions and recall of the tenant, the items in use, and the turns that cost
     most. It reads a roll-up, so it is quick for any number of turns."""
     await _count_inline(engine)
-    insights = await read_insights(engine.store.usage, since=since, groupings=by or USAGE_GROUPINGS, limit=limit)
+    store = engine.store.lagging()
+    insights = await read_insights(store.usage, since=since, groupings=by or USAGE_GROUPINGS, limit=limit)
     ids = {turn.conversation for turn in insights.report.turns}
-    records = await engine.store.fill_titles(*[await engine.store.get_conversation(each) for each in sorted(ids)])
-    sub_agents = {each.id: await engine.store.usage.read_sub_agents(each) for each in records}
+    records = await store.fill_titles(*[await store.get_conversation(each) for each in sorted(ids)])
+    sub_agents = {each.id: await store.usage.read_sub_agents(each) for each in records}
     return StatsSchema.from_insights(insights, records, sub_agents)
 
 
@@ -68,7 +69,7 @@ async def list_findings(engine: SearchEngine, state: StateDep) -> ScanReportSche
     program will delete are listed on the server of the user alone."""
     await _count_inline(engine)
     found = await run_in_threadpool(find_sources, state.environ) if state.is_local else []
-    return ScanReportSchema.from_report(await read_findings(engine.store, found))
+    return ScanReportSchema.from_report(await read_findings(engine.store.lagging(), found))
 
 
 @router.get("/references")
@@ -77,7 +78,7 @@ async def read_document_graph(
 ) -> DocumentGraphSchema:
     """Lists pairs of documents that the same conversations use, those with the most conversations first."""
     await _count_inline(engine)
-    return DocumentGraphSchema.from_pairs(await engine.store.usage.read_document_pairs(limit=limit))
+    return DocumentGraphSchema.from_pairs(await engine.store.lagging().usage.read_document_pairs(limit=limit))
 
 
 async def _count_inline(engine: Engine) -> None:

@@ -109,7 +109,9 @@ async def search(
     """
     for each in where.conversations or ():
         await engine.store.get_conversation(each)
-    results = await search_messages(engine, query, where=where, order=order, min_score=min_score, limit=limit)
+    results = await search_messages(
+        engine, query, where=where, order=order, min_score=min_score, limit=limit, reader=engine.store.lagging()
+    )
     documents = await search_documents(engine, query, limit=limit)
     memories = await search_memories(engine, query, limit=limit)
 

@@ -28,7 +28,6 @@ from quire.server.dependencies import (
     ReadCaller,
     StateDep,
     WriteEngine,
-    load_conversation,
 )
 from quire.server.event_stream import ClosingStreamingResponse, ndjson_responses
 from quire.store.export_import import ExportLine
@@ -64,9 +63,10 @@ class TranscriptResponse(ClosingStreamingResponse):
 )
 async def export_conversation(engine: ExportEngine, conversation: ConversationId) -> NdjsonResponse:
     """Exports a conversation, one object a line. An export without a last line with `line` = `end` is incomplete."""
-    await load_conversation(engine, conversation)
+    store = engine.store.lagging()
+    await store.get_branch(conversation)
     disposition = f"attachment; filename*=UTF-8''{quote(conversation, safe='')}.jsonl"
-    lines = (f"{line}\n" async for line in engine.store.export_conversation(conversation))
+    lines = (f"{line}\n" async for line in store.export_conversation(conversation))
     return NdjsonResponse(_batch_texts(lines), headers={"Content-Disposition": disposition})
 
 
@@ -81,7 +81,7 @@ async def export_transcript(
 ) -> TranscriptResponse:
     """Exports a branch as Markdown to read or share: secrets of known formats are masked, and thinking and attachments
     are left out. It cannot be imported."""
-    store = engine.store
+    store = engine.store.lagging()
     [record] = await store.fill_titles(await store.get_conversation(conversation))
     transcript = SharedTranscript(store, record, await store.get_branch(conversation, branch), format="markdown")
     disposition = f"attachment; filename*=UTF-8''{quote(conversation, safe='')}.md"
