@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from hashlib import sha3_256
+from random import Random
 from types import FrameType
 from typing import Any
 
@@ -14,9 +15,16 @@ from hypothesis import strategies as st
 
 from fake_upstream import respond_with_text, run_fake_upstream
 from infra.strategies import messages
-from quire.model import CHAIN_ROOT, Message, ThinkingPart, ToolCallPart, entries, iter_paths
+from quire.model import CHAIN_ROOT, Message, Pin, ThinkingPart, ToolCallPart, entries, iter_paths
 from quire.proxy import recognition
-from quire.proxy.recognition import MAX_OVERLAP_MESSAGES, compute_client_paths, find_overlap
+from quire.proxy.recognition import (
+    MAX_OVERLAP_MESSAGES,
+    HeadCache,
+    HeadScope,
+    HistoryMatch,
+    compute_client_paths,
+    find_overlap,
+)
 from quire.store import SqlStore
 from quire.view.rendered import encode_wire_messages
 from quire.wire.chat.codec import ChatMessage
@@ -169,6 +177,72 @@ async def test_a_client_that_trims_its_own_window_gets_its_way_and_loses_nothing
             1,
             None,
         )
+
+
+async def run_windows(harness: GatewayHarness, conversation: str, seed: int) -> list[int]:
+    """A random session of a client that sends its last messages; returns the branches of the replies."""
+    random, history, found = Random(seed), list[dict[str, Any]](), list[int]()
+    for turn in range(12):
+        match random.choice(["ask", "ask", "ask", "take back", "append", "pin", "repeat"]):
+            case "take back" if turn > 3:
+                history = history[:-1] if history[-1]["role"] == "user" else history[:-2]
+            case "append":
+                if found:
+                    await harness.store.append(conversation, Message.user(f"elsewhere {turn}"), branch=found[-1])
+            case "pin" if turn > 2:
+                await harness.store.append(conversation, Pin(message=1), branch=found[-1])
+            case "repeat":
+                history.append(user_message("again"))
+            case _:
+                pass
+        if not history or history[-1]["role"] == "assistant":
+            history.append(user_message(f"q{turn}"))
+        history = history[-random.choice([3, 4, 5, 7]) :]
+        answer = await harness.ask(*history, x_quire_conversation=conversation)
+        found.append(int(answer.headers["x-quire-branch"]))
+        history.append(assistant_message(answer.json()["choices"][0]["message"]["content"]))
+    return found
+
+
+@pytest.mark.every_database
+async def test_a_cached_window_is_recorded_like_one_that_is_looked_up(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
+    async def echo(request: Any) -> None:
+        await respond_with_text(f"to {request.body['messages'][-1]['content']}")(request)
+
+    # Each reply calibrates the next requests of all conversations.
+    calibrated = {"ratio", "slots", "max_input_tokens", "trigger_tokens"}
+    hits: list[str] = []
+    find_tail, continue_tail = HeadCache.find_tail, recognition._continue_tail  # pyright: ignore[reportPrivateUsage]
+
+    def find(self: HeadCache, scope: HeadScope, conversation: str) -> HistoryMatch | None:
+        return None if conversation.startswith("slow") else find_tail(self, scope, conversation)
+
+    async def count(*args: Any) -> HistoryMatch | None:
+        match = await continue_tail(*args)
+        if match is not None:
+            hits.append(match.conversation)
+        return match
+
+    monkeypatch.setattr(HeadCache, "find_tail", find)
+    monkeypatch.setattr(recognition, "_continue_tail", count)
+    async with run_fake_upstream(echo) as up, run_gateway(store, up.url) as harness:
+        for seed in range(3, 8):
+            stored: list[object] = []
+            for way in ("fast", "slow"):
+                conversation = f"{way} {seed}"
+                found = await run_windows(harness, conversation, seed)
+                rows: list[object] = [found]
+                for branch in await store.list_branches(conversation):
+                    entries = await store.read_range(conversation, branch=branch.number)
+                    rows += [(each.seq, each.branch, each.raw, each.path, each.tokens) for each in entries]
+                    rows += [
+                        (seq, each.model_dump(exclude={"conversation", *calibrated}))
+                        for seq, each in await store.list_manifests(conversation, branch=branch.number)
+                    ]
+                assert await store.verify_conversation(conversation) == []
+                stored.append(rows)
+            assert stored[0] == stored[1], seed
+    assert len(hits) > 10
 
 
 async def test_a_reply_taken_back_in_a_trimmed_window_becomes_a_branch(store: SqlStore):

@@ -67,8 +67,8 @@ _BRANCHES: BranchQuery = select(*(branches.c[name] for name in BRANCH_FIELDS), b
 )
 BRANCH: BranchQuery = _BRANCHES.where(branches.c.branch == bindparam("branch"))
 _BRANCH_FOR_UPDATE = BRANCH.with_for_update()
-_ALL_BRANCHES = _BRANCHES.order_by(branches.c.branch)
-_ALL_BRANCHES_FOR_UPDATE = _ALL_BRANCHES.with_for_update()
+ALL_BRANCHES = _BRANCHES.order_by(branches.c.branch)
+ALL_BRANCHES_FOR_UPDATE = ALL_BRANCHES.with_for_update()
 
 
 def create_conversation(
@@ -379,12 +379,12 @@ def _read_branch(connection: Connection, statement: BranchQuery, tenant: str, co
 
 def list_branches(connection: Connection, tenant: str, conversation: str) -> list[Branch]:
     """All branches by number."""
-    return _read_branches(connection, _ALL_BRANCHES, tenant, conversation)
+    return _read_branches(connection, ALL_BRANCHES, tenant, conversation)
 
 
 def lock_branches(connection: Connection, tenant: str, conversation: str) -> list[Branch]:
     """All branches by number, to which no other transaction can append before this one ends."""
-    return _read_branches(connection, _ALL_BRANCHES_FOR_UPDATE, tenant, conversation)
+    return _read_branches(connection, ALL_BRANCHES_FOR_UPDATE, tenant, conversation)
 
 
 def _read_branches(connection: Connection, statement: BranchQuery, tenant: str, conversation: str) -> list[Branch]:

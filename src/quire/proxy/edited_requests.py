@@ -79,7 +79,7 @@ async def apply_edits(
     unedited = EditedRequest(client_request=client_request, match=match)
     if match.creates_conversation or match.delta_only:
         return unedited
-    branch = await engine.store.get_branch(match.conversation, match.branch)
+    branch = match.read_branch or await engine.store.get_branch(match.conversation, match.branch)
     state = branch.state
     active = state.active_compaction
     is_undone = match.compaction is not None and (active is None or active.seq != match.compaction)

@@ -25,13 +25,13 @@ from quire.model.ids import new_id, now
 from quire.model.manifest import FITTED_FORMS, ForwardedForm
 from quire.proxy.edited_requests import EditedRequest, apply_edits
 from quire.proxy.engine_variants import EngineVariant, RecognizedRequest
-from quire.proxy.recognition import HistoryMatch
+from quire.proxy.recognition import HistoryMatch, digest_keys
 from quire.proxy.rendered_history import RenderedHistory
 from quire.proxy.replay_rendering import render_client_message, render_from_log
 from quire.proxy.translation import add_unrecorded_messages, encode_translated, list_dropped
 from quire.view.assembly import Assembly
 from quire.view.layout import RenderedRequest
-from quire.wire.client_messages import ClientMessage, compute_client_paths, normalize_message
+from quire.wire.client_messages import ClientMessage, ParsedMessage, compute_client_paths, normalize_message
 from quire.wire.codec import ClientRequest, Codec, parse_body
 
 APPEND_BATCH_MESSAGES = 500
@@ -129,8 +129,12 @@ class PreparedRequest:
         messages = self.client_request.messages
         return self.client_request.codec.joins_replies and bool(messages) and messages[-1].role == "assistant"
 
-    def build_next_match(self, reply: Entry, client_path: bytes | None) -> HistoryMatch:
-        """Builds the match for the client's next request, which continues after this reply."""
+    def build_next_match(
+        self, stored: Sequence[Entry], reply_message: Message, client_path: bytes | None
+    ) -> HistoryMatch:
+        """Builds the match for the client's next request, which continues after this reply, the last entry."""
+        reply = stored[-1]
+        entries, tail_digests = self._build_tail(stored, reply_message) if client_path is None else ((), ())
         forwarded = self.request.assembly.forwarded
         list_tokens = forwarded.client_list_tokens if forwarded is not None else None
         return HistoryMatch(
@@ -147,7 +151,21 @@ class PreparedRequest:
             if list_tokens is not None
             else None,
             was_fitted=self.is_fitted,
+            entries=entries,
+            tail_digests=tail_digests,
+            start_path=self.match.start_path,
         )
+
+    def _build_tail(self, stored: Sequence[Entry], reply: Message) -> tuple[tuple[Entry, ...], tuple[bytes, ...]]:
+        """The stored messages of a list that begins after its conversation, with the digests of their match keys."""
+        match, masker = self.match, self.recorder.engine.store.masker
+        sent = self.client_request.messages[match.stored_start :]
+        entries = (*match.entries, *stored)
+        # Messages may be stored before the request is sent, or on a fork; and a masked message has another key.
+        is_whole = len(entries) == len(sent) + 1 and {each.branch for each in stored} == {match.branch}
+        if masker is not None or match.compaction is not None or not match.entries or not is_whole:
+            return (), ()
+        return entries, digest_keys([*sent, ParsedMessage(reply)])
 
     def _find_list_start(self, reply: Entry) -> int:
         """Number of the first stored message in the client's list."""

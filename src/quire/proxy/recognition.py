@@ -8,20 +8,21 @@ scope: the user's conversation, the conversations of sub-agents, and calls for t
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 from pydantic_core import from_json
 
 from quire.concurrency.worker_threads import run_sized
+from quire.engine.runtime import IDLE_CONVERSATION_SECONDS
 from quire.errors import BranchNotFound, ConversationNotFound, EntryNotFound
 from quire.log import MAIN_BRANCH, Branch, BranchMatch, ConversationOrigin
-from quire.model import CHAIN_ROOT, Entry, TextPart
+from quire.model import CHAIN_ROOT, Entry, TextPart, iter_paths
 from quire.model.ids import new_id
 from quire.model.json_values import filter_objects, get_text, is_object
 from quire.model.manifest import EDIT_REASONS, FITTED_FORMS
@@ -41,6 +42,10 @@ from quire.wire.compaction_blocks import read_sealed
 
 HEAD_CACHE_SIZE = 10_000
 """Maximum number of branch heads in the LRU cache."""
+MAX_TAIL_BYTES = 16 * 1024 * 1024
+"""Maximum size of the messages that are cached with branch heads."""
+MIN_TAIL_ENTRY_BYTES = 1_000
+"""Bytes that a cached message counts as at least."""
 MAX_SESSION_CONVERSATIONS = 20
 """Maximum number of a session's conversations that are searched for the messages after a client's own summary."""
 MAX_SESSION_BRANCHES = 4
@@ -98,6 +103,12 @@ class HistoryMatch:
     """Whether the request before this one was fitted."""
     entries: tuple[Entry, ...] = ()
     """Entries of `entry_range`, if matching has read them."""
+    tail_digests: tuple[bytes, ...] = ()
+    """In a cached head, digests of the match keys of `entries`, if the client's list begins after the conversation."""
+    start_path: bytes | None = None
+    """The client's path after the first message of the conversation, if the list begins after it."""
+    read_branch: Branch | None = None
+    """The branch, if matching has read it now."""
     compaction: int | None = None
     """Number of the client's own compaction with whose summary its list begins, if that is in the log."""
     creates_conversation: bool = False
@@ -127,10 +138,16 @@ class HeadCache:
     It holds only heads, and misses if the client adds a reply, which another node wrote. An entry may be stale: if the
     branch has grown meanwhile, recording the turn detects it and forks. It is cleared when a connection to the database
     breaks, because the database may then be in an earlier state.
+
+    A list that begins after its conversation has no path. Its head is found by the conversation that the client names,
+    with the messages of the list.
     """
 
     def __init__(self) -> None:
         self._matches: LRUCache[tuple[HeadScope, bytes], HistoryMatch] = LRUCache(HEAD_CACHE_SIZE)
+        self._tails: TTLCache[tuple[HeadScope, str], HistoryMatch] = TTLCache(
+            MAX_TAIL_BYTES, IDLE_CONVERSATION_SECONDS, getsizeof=_measure_tail
+        )
 
     def find(
         self,
@@ -146,15 +163,32 @@ class HeadCache:
                 return match if match is not None and requested.conversation in (None, match.conversation) else None
         return None
 
+    def find_tail(self, scope: HeadScope, conversation: str) -> HistoryMatch | None:
+        """Finds the head of a conversation whose last list began after its first message."""
+        return self._tails.get((scope, conversation))
+
     def clear(self) -> None:
         self._matches.clear()
+        self._tails.clear()
 
     def update(self, scope: HeadScope, old_path: bytes | None, match: HistoryMatch) -> None:
         """Replaces the head at `old_path` with `match`."""
         if old_path is not None:
             self._matches.pop((scope, old_path), None)
+        self._tails.pop((scope, match.conversation), None)
         if match.client_path is not None:
             self._matches[scope, match.client_path] = match
+        elif match.tail_digests and _measure_tail(match) <= MAX_TAIL_BYTES:
+            self._tails[scope, match.conversation] = match
+
+
+def _measure_tail(match: HistoryMatch) -> int:
+    return sum(MIN_TAIL_ENTRY_BYTES + len(entry.raw) for entry in match.entries)
+
+
+def digest_keys(messages: Iterable[ClientMessage]) -> tuple[bytes, ...]:
+    """Digests of the match keys of messages."""
+    return tuple(sha256(each.match_key).digest() for each in messages)
 
 
 def find_origin(
@@ -261,7 +295,48 @@ async def match_request(
     cached = head_cache.find(scope, request.messages, paths, requested) if head_cache is not None else None
     if cached is not None:
         return cached
+    if head_cache is not None and requested.conversation is not None:
+        tail = head_cache.find_tail(scope, requested.conversation)
+        # A list that begins with the conversation's first message may be another start of it.
+        if tail is not None and paths[0] != tail.start_path:
+            continued = await _continue_tail(store, request, requested, tail)
+            if continued is not None:
+                return continued
     return await match_history(store, request.messages, paths, requested, size=len(request.raw), origin=origin)
+
+
+async def _continue_tail(
+    store: SqlStore, request: ClientRequest, requested: RequestedConversation, tail: HistoryMatch
+) -> HistoryMatch | None:
+    """Continues a list that begins after its conversation and repeats the last messages up to the head.
+
+    This is the overlap that `match_history` would find. It needs only the branches, which say whether the head is still
+    the same.
+    """
+    messages = request.messages
+    replies = (index for index in range(len(messages) - 1, -1, -1) if messages[index].role == "assistant")
+    end = next(replies, -1) + 1
+    repeated = tail.tail_digests[len(tail.tail_digests) - end :]
+    if not end or len(repeated) != end or any(each.has_compaction for each in messages):
+        return None
+    if await run_sized(request.work_bytes, digest_keys, messages[:end]) != repeated:
+        return None
+    branches = await store.fetch_branches(tail.conversation)
+    latest = max(branches, key=lambda each: (each.updated_at, each.number), default=None)
+    number = requested.branch if requested.branch is not None else latest.number if latest is not None else None
+    branch = next((each for each in branches if each.number == number), None)
+    if branch is None or (branch.number, branch.head_path) != (tail.branch, tail.head_path):
+        return None
+    entries = tail.entries[-end:]
+    return replace(
+        tail,
+        head_seq=branch.head_seq,
+        stored_end=end,
+        entry_range=(entries[0].seq, entries[-1].seq),
+        entries=entries,
+        tail_digests=(),
+        read_branch=branch,
+    )
 
 
 async def find_continued(
@@ -642,6 +717,7 @@ async def _to_match(store: SqlStore, overlap: _BranchOverlap) -> HistoryMatch:
         was_fitted = manifest.forwarded is not None and manifest.forwarded.form in FITTED_FORMS
     if not overlap.continues_at_head:
         branch = await _get_or_create_fork(store, branch, last.seq)
+    start = await store.read_range(branch.conversation, branch=branch.number, limit=1, kinds=["message"])
     return HistoryMatch(
         conversation=branch.conversation,
         branch=branch.number,
@@ -652,5 +728,6 @@ async def _to_match(store: SqlStore, overlap: _BranchOverlap) -> HistoryMatch:
         entry_range=(overlap.run[0].seq, last.seq),
         entries=tuple(overlap.run),
         client_path=None,
+        start_path=next(iter_paths(_make_stored_keys(store, start))),
         was_fitted=was_fitted,
     )

@@ -55,6 +55,8 @@ class RecordedReply(NamedTuple):
 
     entry: Entry
     reply: Reply
+    stored: Sequence[Entry]
+    """The new messages of the request and the reply."""
     client_path: bytes | None
     """The client's path after the reply; None if the client does not send the whole conversation."""
 
@@ -111,7 +113,8 @@ async def record_reply(
     if claim is not None:
         request = replace(request, response_id=claim.response_id)
         recorder = Recorder(recorder.engine, recorder.conversation, recorder.branch, lease=claim.lease)
-    entry = await _record_with_retry(recorder, request, first, incomplete=incomplete)
+    stored = await _record_with_retry(recorder, request, first, incomplete=incomplete)
+    entry = stored[-1]
     if block is not None:
         newest = prepared.client_request.messages[-1:]
         is_requested = any(is_compaction_trigger(each.message) for each in newest)
@@ -128,7 +131,7 @@ async def record_reply(
             entry.conversation, at=entry.seq - 1, branch=entry.branch, name=f"choice {number}"
         )
         await Recorder(engine, entry.conversation, fork.number).append(other.message)
-    return RecordedReply(entry, first, client_path)
+    return RecordedReply(entry, first, stored, client_path)
 
 
 async def _append_compaction(
@@ -191,7 +194,9 @@ def _compute_paths(prepared: PreparedRequest, reply: Message) -> tuple[bytes | N
     return prepared.compute_client_path(reply), log_path
 
 
-async def _record_with_retry(recorder: Recorder, request: Request, reply: Reply, *, incomplete: bool) -> Entry:
+async def _record_with_retry(
+    recorder: Recorder, request: Request, reply: Reply, *, incomplete: bool
+) -> Sequence[Entry]:
     """Records a reply; forks if the branch head has moved, and retries with backoff if the store is unavailable."""
     delays, deadline = iter(STORE_RETRY_DELAYS_SECONDS), time.monotonic() + MAX_STORE_RETRY_SECONDS
     engine, head = recorder.engine, request.assembly.head
@@ -210,7 +215,7 @@ async def _record_with_retry(recorder: Recorder, request: Request, reply: Reply,
                 continue
             conversation = Conversation(engine, recorder.conversation, recorder.branch)
             recorder.defer_compaction(request, stored, partial(conversation.compact, trigger="background"))
-            return stored[-1]
+            return stored
         except MISSING_FROM_LOG as error:
             # The next body must not be a delta of one that the log has lost, too.
             engine.runtime.sent_bodies.clear()

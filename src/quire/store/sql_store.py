@@ -279,6 +279,11 @@ class SqlStore(StorePart):
         # Says what is missing.
         return await self.run(read_inline, conversations.get_branch, conversation, number)
 
+    async def fetch_branches(self, conversation: str) -> list[Branch]:
+        """All branches by number, in one round trip; none of an unknown conversation."""
+        params = {"tenant": self.tenant, "conversation": conversation}
+        return list(map(conversations.parse_branch_row, await self.base.fetch(conversations.ALL_BRANCHES, params)))
+
     async def get_entry(self, conversation: str, seq: int, *, branch: int = MAIN_BRANCH) -> Entry:
         return await self.run(read_inline, with_branch(reads.get_entry), conversation, branch, seq)
 

@@ -122,8 +122,11 @@ class TurnRecorder:
             # An empty reply, such as one that a reasoning model did not get to.
             await self.settle_spend(reported_usage)
             return False
-        entry, reply, client_path = self.recorded_reply
-        self._update_head(self.prepared.match.client_path, self.prepared.build_next_match(entry, client_path))
+        entry, reply, stored, client_path = self.recorded_reply
+        next_match = await run_sized(
+            self.prepared.client_request.work_bytes, self.prepared.build_next_match, stored, reply.message, client_path
+        )
+        self._update_head(self.prepared.match.client_path, next_match)
         await self.prepared.extend_history(reply.message, entry.path, client_path)
         return True
 
