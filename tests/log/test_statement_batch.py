@@ -13,7 +13,7 @@ from quire.db.raw_sql import Statement, batch_statements, combine_statements, ex
 from quire.db.schema import calibrations, costs
 from quire.db.store_part import read, write
 from quire.errors import StaleHead, StoreError
-from quire.log import Branch
+from quire.log import Blob, Branch
 from quire.log.conversations import overwrite_branch
 from quire.model import Entry, Message, Pin
 from quire.store import SqlStore
@@ -119,12 +119,12 @@ async def test_a_turn_on_a_known_branch_stores_what_a_locked_one_does(store: Sql
     for is_expected in (True, False):
         tenant = store.for_tenant(f"tenant {is_expected}")
         await tenant.create_conversation("c")
+        # More rows than a statement has as single values: an agent's tools, and the results of parallel calls.
+        tools = tuple(Blob("text/plain", f"tool {number}".encode()) for number in range(9))
         for number in range(3):
-            branch, messages = await tenant.get_branch("c"), make_messages(2)
-            if is_expected:
-                await record_expected(tenant, branch, *messages)
-            else:
-                await tenant.record_reply("c", make_turn(*messages), after=branch.head_path)
+            branch, record = await tenant.get_branch("c"), make_turn(*make_messages(8), blobs=tools)
+            record = record._replace(expected_branch=branch if is_expected else None)
+            await tenant.record_reply("c", record, after=branch.head_path)
             if number == 0:
                 await tenant.append("c", Message.user("between"))
         branch = await tenant.get_branch("c")

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Insert, Table, bindparam, select, text
 from quire.db.column_types import Converter, Sealed, current_cipher
 from quire.db.database import Database, check_inline_rows
 from quire.db.database_url import parse_database_url
-from quire.db.raw_sql import execute_sql, fetch, get_driver, open_cursor, yield_to_event_loop
+from quire.db.raw_sql import execute_sql, fetch, get_driver, is_unread, open_cursor, yield_to_event_loop
 from quire.db.schema import paths
 from quire.errors import StoreError
 from quire.model.base import replace_lone_surrogates
@@ -137,7 +137,7 @@ def insert_tuples(
 ) -> None:
     """Inserts many rows like `insert_rows`, each given as the values of these columns: without a dictionary per row."""
     backend = connection.dialect.name
-    if backend == "postgresql" and len(rows) <= MAX_VALUES_ROWS:
+    if is_unread(connection) or (backend == "postgresql" and len(rows) <= MAX_VALUES_ROWS):
         insert_rows(connection, table, [dict(zip(names, row, strict=True)) for row in rows])
         return
     if (cipher := current_cipher.get()) is not None:
@@ -187,6 +187,8 @@ def _find_sealed(table: Table) -> dict[str, Converter]:
 
 
 def _execute_rows(connection: Connection, statement: str, rows: Sequence[Mapping[str, Any]]) -> int:
+    if is_unread(connection):
+        return execute_sql(connection, statement, {name: [row[name] for row in rows] for name in rows[0]})
     with open_cursor(connection) as cursor:
         if connection.dialect.name == "sqlite":
             cursor.executemany(statement, rows)

@@ -288,7 +288,7 @@ class PostgresDatabase:
         driver = get_driver(connection)
         driver.deadline_seconds = options.statement_seconds + _DEADLINE_MARGIN_SECONDS
         with self._use(connection, pool):
-            with collect_statements(connection) as statements:
+            with collect_statements(connection, unread=True) as statements:
                 result = work(connection)
             try:
                 await_only(_execute_at_once(driver, options, statements))

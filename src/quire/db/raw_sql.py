@@ -25,6 +25,8 @@ from quire.db.database import fetch_all
 
 _BATCH_KEY = "quire statement batch"
 """Key in `Connection.info` of the statements of an open batch."""
+_UNREAD_KEY = "quire unread write"
+"""Key in `Connection.info` of a connection whose statements are all executed later."""
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 MAX_COMBINED_STATEMENTS = 1_000
 """Size of the LRU cache of combined statements."""
@@ -59,19 +61,22 @@ def batch_statements(connection: Connection) -> Generator[None]:
     await_only(cursor.execute(*combine_statements(statements)))
 
 
-def is_batching(connection: Connection) -> bool:
-    """Whether statements are executed later, so that nothing can be read."""
-    return _BATCH_KEY in connection.info
+def is_unread(connection: Connection) -> bool:
+    """Whether all statements are executed later, without a transaction that could be read in."""
+    return _UNREAD_KEY in connection.info
 
 
 @contextmanager
-def collect_statements(connection: Connection) -> Generator[list[Statement]]:
-    """Collects the statements of the block, which may not read."""
+def collect_statements(connection: Connection, *, unread: bool = False) -> Generator[list[Statement]]:
+    """Collects the statements of the block; with `unread`, all of them, so that it cannot read."""
     statements = connection.info[_BATCH_KEY] = list[Statement]()
+    if unread:
+        connection.info[_UNREAD_KEY] = True
     try:
         yield statements
     finally:
         del connection.info[_BATCH_KEY]
+        connection.info.pop(_UNREAD_KEY, None)
 
 
 class CombinedStatement(NamedTuple):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from sqlalchemy import Connection, select
 
 from quire.db.dialects import insert_rows, insert_tuples
-from quire.db.raw_sql import batch_statements, is_batching, yield_to_event_loop
+from quire.db.raw_sql import batch_statements, is_unread, yield_to_event_loop
 from quire.db.schema import blob_uses, blobs, entries, paths
 from quire.db.stored_bytes import count_text, is_counting
 from quire.errors import BlobNotFound, InvalidEntry, StaleHead
@@ -51,11 +51,11 @@ def append_entries(
     With `after` (a message's path, or `CHAIN_ROOT`) the append is idempotent: drafts that are stored right after that
     message are returned. If other entries follow it, raises `StaleHead` (optimistic concurrency). `check_turn` is
     called while the branch is locked, and raises if the turn may not write. `write_extra` writes more rows in the same
-    transaction. It is called with the stored entries, and with the number of new ones. In a batch of statements,
-    nothing is read: the branch is `expected`, or the batch fails.
+    transaction. It is called with the stored entries, and with the number of new ones. In an unread write
+    the branch is `expected`, or the write fails.
     """
     drafts = _mask_drafts(connection, drafts)
-    expected = expected if is_batching(connection) else None
+    expected = expected if is_unread(connection) else None
     target = expected or conversations.lock_branch(connection, tenant, conversation, branch)
     if check_turn is not None:
         check_turn()

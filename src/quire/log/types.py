@@ -156,6 +156,10 @@ class EncodedBody(NamedTuple):
     delta: bytes
 
 
+MAX_UNREAD_DRAFTS = 200
+"""Maximum messages of a turn that is stored by one statement: they are encoded on the event loop."""
+
+
 class ReplyRecord(NamedTuple):
     """Everything that one transaction records when a request was answered."""
 
@@ -200,6 +204,7 @@ class ReplyRecord(NamedTuple):
             and self.creates_conversation is None
             and self.lease is None
             and not self.blobs
+            and len(self.drafts) <= MAX_UNREAD_DRAFTS
             and not any(draft.blob_digests() for draft in self.drafts)
         )
 
