@@ -58,6 +58,8 @@ CAPACITY_CLIENTS = 16
 """Clients with which the capacity for the open loop is measured."""
 MAX_STREAM_COST, MAX_LONG_LIST_COST = 1.5, 3.0
 """Goals: CPU time of a streamed turn divided by that of a whole one, and of a long list by the bare proxy's."""
+MAX_NAMED_COST = 1.1
+"""Goal: CPU time of a turn whose conversation a header names, divided by that of a turn with the whole list."""
 MAX_FORMAT_COST = 1.3
 """Goal: CPU time of a turn in another format, divided by that of chat completions."""
 
@@ -273,7 +275,8 @@ async def update_row_digests(connection: psycopg.AsyncConnection, names: list[st
 async def measure_growth(
     report: Report, server: ServerProcess, key: str, url: str, admin: str, *, clients: int, rounds: int, seconds: float
 ) -> None:
-    """Compares conversations with the same view, of a thousand and of ten thousand messages."""
+    """Compares conversations with the same view, of a thousand and of ten thousand messages; and a client that names
+    its conversation with one that sends the whole list."""
     short = await create_long_conversations(url, admin, SHORT_MESSAGES, copies=clients)
     long = await create_long_conversations(url, admin, LONG_MESSAGES, copies=clients)
     rows: list[tuple[object, ...]] = []
@@ -282,8 +285,12 @@ async def measure_growth(
             size: await ClientGroup(server, key, asking(names), clients=clients).warm_up(3)
             for size, names in ((SHORT_MESSAGES, short), (LONG_MESSAGES, long))
         }
-        await run_interleaved(crowds.values(), rounds=rounds, seconds=seconds)
+        listed = await ClientGroup(server, key, send_full_history, clients=clients).warm_up(3)
+        await run_interleaved([*crowds.values(), listed], rounds=rounds, seconds=seconds)
         rows += [(way, size, *crowd.row) for size, crowd in crowds.items()]
+        rows.append(("whole list", "to 20", *listed.row))
+        cost = crowds[SHORT_MESSAGES].cpu_per_turn / listed.cpu_per_turn
+        report.require_at_most(f"cpu_{way.replace(' ', '_')}_to_list", cost, MAX_NAMED_COST)
         report.require_at_most(
             f"growth_{way.replace(' ', '_')}", crowds[SHORT_MESSAGES].rate / crowds[LONG_MESSAGES].rate, 1.3
         )
