@@ -153,8 +153,8 @@ def fit_list(folder: Path, embedder: Embedder, *, count: int | None) -> None:
     for state, each in (("current", weights), ("fitted", fitted)):
         for title, is_tuning in (("tuning half", True), ("other half", False)):
             print_list_metrics(f"list, {state}, {title}", *halves[is_tuning], each)
-    bonus = names.index("first_person")
-    print_weights(names, fitted, lambda each: float(each.sum() - each[bonus]))
+    is_bonus = np.isin(names, ranker.LIST_BONUSES)
+    print_weights(names, fitted, lambda each: float(each[~is_bonus].sum()))
 
 
 def fit_budget(folder: Path, embedder: Embedder, *, count: int | None) -> None:

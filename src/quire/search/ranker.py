@@ -48,18 +48,20 @@ WEIGHTS: Mapping[RankingMode, Mapping[str, float]] = MappingProxyType(
             "near_top_region": 0.9,  # the same of all messages within `REGION_DISTANCE`
         },
         "list": {
-            "words": 0.324,  # BM25 as a share of the IDF of all query terms, of the message or of its best passage
-            "similarity": 0.514,
-            "coverage": 0.089,
-            "session_opening": 0.048,
-            "date": 0.025,
-            "first_person": 0.487,  # added to the others, which together are from 0 to 1
+            "words": 0.332,  # BM25 as a share of the IDF of all query terms, of the message or of its best passage
+            "similarity": 0.527,
+            "coverage": 0.091,
+            "session_opening": 0.049,
+            "date": 0.026,
+            "first_person": 0.5,
         },
     }
 )
 """Weights of the signals. With a budget, messages are chosen for a request: the strengths are log odds, from which the
 cost is subtracted, so that length needs no further weight. As a list, each hit stands for its conversation and its
 score is compared between queries: a score from 0 to 1, in which the length of a message is part of BM25."""
+LIST_BONUSES = ("date", "first_person")
+"""Signals for queries that name a day or are about oneself: in a list they are added to the mean of the others."""
 COST_WEIGHT = 2.2
 """Utility that each nat of a message's token cost subtracts."""
 SCORE_MIDPOINT, SCORE_SLOPE = 35.0, 6.4
@@ -255,10 +257,13 @@ def sum_weighted(signals: Signals, mode: RankingMode = "budget") -> FloatArray:
 
 
 def score_for_list(signals: Signals) -> FloatArray:
-    """Scores from 0 to 1: the weighted mean of the signals, and the bonus of a first person."""
-    present = sum(WEIGHTS["list"][name] for name in signals if name != "first_person")
-    bonus = WEIGHTS["list"]["first_person"] * signals.pop("first_person", np.float32(0))
-    return np.minimum(sum_weighted(signals, "list") / np.float32(present) + bonus, 1)
+    """Scores from 0 to 1: the weighted mean of the signals that there are, and the bonuses."""
+    mean_of = {name: signal for name, signal in signals.items() if name not in LIST_BONUSES}
+    scores = sum_weighted(mean_of, "list") / np.float32(sum(WEIGHTS["list"][name] for name in mean_of))
+    for name in LIST_BONUSES:
+        if name in signals:
+            scores += np.float32(WEIGHTS["list"][name]) * signals[name]
+    return np.minimum(scores, 1)
 
 
 def _adjacent_signal(index: RecallIndex, matches: TermMatches) -> FloatArray:
