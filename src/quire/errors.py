@@ -54,6 +54,8 @@ QuireError
 │   │   ├── StoreFull
 │   │   └── StoreRolledBack
 │   ├── StoreBusy
+│   │   └── TenantMoving
+│   ├── StaleCell
 │   └── SchemaOutdated
 ├── ModelError
 │   ├── ModelContextOverflow
@@ -383,6 +385,14 @@ class StoreRolledBack(StoreUnavailable):
 
 class StoreBusy(StoreError):
     """A lock or a connection of the database did not become free in time; retry."""
+
+
+class TenantMoving(StoreBusy):
+    """The tenant is being moved to another cell, and accepts no writes for a few seconds; retry."""
+
+
+class StaleCell(StoreError):
+    """The tenant does not live in this cell, or has moved since; look up its cell again."""
 
 
 class SchemaOutdated(StoreError):

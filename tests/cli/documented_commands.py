@@ -32,6 +32,7 @@ CODING_AGENT = "a command of the agent itself; tests/coding_agents runs the agen
 DATABASE_SERVER = "needs PostgreSQL; tests/server/test_deploy.py runs these commands on one"
 INSTALLATION = "installs packages; test_installation.py installs every extra"
 SERVICE = "installs a service, or needs one; test_service.py follows the guide"
+CELLS = "needs several PostgreSQL databases; test_cell_commands.py moves a tenant between some"
 ENCRYPTION = "tests/log/test_encryption.py does the same"
 CHECKOUT = "for a clone of the repository; .ci/run runs the same"
 AGENT_CONTEXT = "names messages of an agent's session; tests/coding_agents/test_edits_reach_agents.py changes them"
@@ -71,6 +72,7 @@ NOT_RUN: dict[str, str] = {
     "quire tenant import laptop.jsonl.gz --tenant anna --set database_url=postgresql://quire_app@db/quire": (
         DATABASE_SERVER
     ),
+    "quire tenant move observatory --to b": CELLS,
     "quire tenant list --set database_url=postgresql://quire_app@db/quire": DATABASE_SERVER,
     "export QUIRE_DATABASE_URL=postgresql://quire_app@db/quire": DATABASE_SERVER,
     "pg_dump --format custom --file quire.dump postgresql://quire_backup@db/quire": DATABASE_SERVER,

@@ -42,6 +42,11 @@ def load_group_commands() -> dict[str, Any]:
 COMMANDS = load_group_commands()
 
 
+NEEDS_CELLS = {"tenant move"}
+"""Needs several PostgreSQL databases: test_cell_commands.py runs it."""
+RUNNABLE = [name for name in COMMANDS if name not in NEEDS_CELLS]
+
+
 def get_example_words(name: str) -> list[str]:
     """Splits the command's example as a shell would."""
     program, *rest = shlex.split(command_reference.get_example(COMMANDS[name]))
@@ -63,7 +68,7 @@ def test_the_commands_are_those_expected():
         "conversation": "list show fork rename tag verify purge purge-value secrets",
         "key": "create list revoke",
         "audit": "verify export",
-        "tenant": "list export import verify purge rewrap",
+        "tenant": "list export import verify move purge rewrap",
         "db": "upgrade status",
     }
     assert set(COMMANDS) == {f"{group} {part}" for group, parts in expected.items() for part in parts.split()}
@@ -80,7 +85,7 @@ def test_none_lacks_help_an_example_or_a_snapshot():
                 "example of itself": get_example_words(name)[:2] == name.split(),
                 "example in the docs": f"$ {command_reference.get_example(command)}\n" in page,
                 "--json": any("--json" in each.opts for each in command.params),
-                "snapshot": get_snapshot_path(name).is_file(),
+                "snapshot": name in NEEDS_CELLS or get_snapshot_path(name).is_file(),
             }.items()
             if not there
         ]
@@ -90,7 +95,7 @@ def test_none_lacks_help_an_example_or_a_snapshot():
 
 
 def test_snapshots_belong_to_existing_commands():
-    assert {each.stem for each in SNAPSHOTS.glob("*.txt")} == {get_snapshot_path(name).stem for name in COMMANDS}
+    assert {each.stem for each in SNAPSHOTS.glob("*.txt")} == {get_snapshot_path(name).stem for name in RUNNABLE}
 
 
 @pytest.mark.parametrize("name", SINGLE_COMMANDS)
@@ -123,7 +128,7 @@ async def append_audit(home: CliHome) -> None:
         await store.audit.append("sign_in", actor="ann", target={"route": "GET /auth/callback"}, address="10.0.0.1")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", RUNNABLE)
 def test_the_example_prints_what_its_snapshot_shows(name: str, home: CliHome):
     make_example_possible(name, home)
     outcome = invoke_cli(*get_example_words(name))
@@ -135,7 +140,7 @@ def test_the_example_prints_what_its_snapshot_shows(name: str, home: CliHome):
     assert name == "audit export" or max(map(len, outcome.stdout.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", RUNNABLE)
 def test_its_json_is_one_document_of_a_schema(name: str, home: CliHome, monkeypatch: pytest.MonkeyPatch):
     printed: list[JsonModel] = []
     print_document = output.print_document

@@ -52,11 +52,11 @@ CONVERSATIONS = 80
 # The setting is unset in a new session, and empty in one that had a tenant before.
 NO_TENANT = (None, "")
 
-# Every relation with rows, views included; except the two tables without a tenant column.
+# Every relation with rows, views included; except those without a tenant column, which have names and times alone.
 TABLES = r"""
     SELECT relname FROM pg_class AS relation
     WHERE relkind IN ('r', 'p', 'v', 'm', 'f') AND relname LIKE 'quire\_%'
-    AND relname NOT IN ('quire_version', 'quire_sweeps')
+    AND relname NOT IN ('quire_version', 'quire_sweeps', 'quire_tenant_cells', 'quire_cell_tenants')
 """
 UNPROTECTED = rf"""
     {TABLES} AND NOT (relrowsecurity AND relforcerowsecurity AND (
@@ -345,6 +345,9 @@ WITHOUT_CONVERSATION = {
     "purge_tenant",
     "check",
     "check_known_outage",
+    "find_cell",
+    "list_cells",
+    "list_lost_cells",
     "close",
     "for_tenant",
     "get_pool_stats",

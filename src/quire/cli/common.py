@@ -60,7 +60,7 @@ def complete_conversation_ids(incomplete: str) -> list[tuple[str, str]]:
         url, keys = resolve_database_url(settings), TenantKeys.from_settings(settings.encryption, os.environ)
         if url.startswith("sqlite:///") and not await asyncio.to_thread(Path(url.removeprefix("sqlite:///")).exists):
             return []  # Opening a missing database would create it.
-        async with SqlStore.open(url, keys=keys) as store:
+        async with SqlStore.open(url, cells=settings.cells, keys=keys) as store:
             recent = await store.fill_titles(*await store.list_conversations(limit=MAX_COMPLETIONS, main_only=True))
         return [(each.id, each.title) for each in recent if each.id.startswith(incomplete)]
 
@@ -244,6 +244,7 @@ async def open_store(overrides: Sequence[str] | None = None) -> AsyncGenerator["
     async with SqlStore.open(
         resolve_database_url(settings),
         replica_url=settings.replica_url,
+        cells=settings.cells,
         masking=settings.tenant_masking,
         keys=keys,
     ) as store:

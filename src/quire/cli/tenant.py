@@ -1,5 +1,6 @@
 """`quire tenant`: whole tenants, for backups and for moves between databases, such as from SQLite to PostgreSQL."""
 
+import asyncio
 import gzip
 from collections import Counter
 from collections.abc import Iterable
@@ -30,14 +31,14 @@ from quire.cli.output import (
     print_note,
     show_progress,
 )
-from quire.errors import InvalidRequest, StoreError
+from quire.errors import InvalidRequest, MissingExtra, StoreError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from quire.schemas.records import TenantListSchema
 
-app = create_group("List, export, import, verify and purge whole tenants, and rewrap their keys.")
+app = create_group("List, export, import, verify, move and purge whole tenants, and rewrap their keys.")
 
 COMPRESSION_LEVEL = 6
 MAX_TIME = 2**63 - 1
@@ -48,13 +49,23 @@ async def list_(*, overrides: SetOptions = None) -> Result:
     """List tenants that have conversations, with their number and when they were last used."""
     from quire.schemas.records import TenantListSchema, TenantSchema
 
-    counts, last_used, page = Counter[str](), dict[str, int](), None
+    counts, last_used = Counter[str](), dict[str, int]()
+    cells = dict[str, str | None]()
     async with open_store(overrides) as store:
-        while found := await store.all_tenants.list_updated_conversations(since=0, until=MAX_TIME, after=page):
-            page = found[-1]
-            counts.update(each.tenant for each in found)
-            last_used |= {each.tenant: each.updated_at for each in found}
-    tenants = [TenantSchema(name=name, conversations=counts[name], updated_at=last_used[name]) for name in counts]
+        for part in store.all_tenants.list_parts():
+            page = None
+            while found := await part.list_updated_conversations(since=0, until=MAX_TIME, after=page):
+                page = found[-1]
+                for tenant in {each.tenant for each in found} - cells.keys():
+                    cells[tenant] = await store.find_cell(tenant)
+                # A cell may still have the rows of a tenant that has moved.
+                own = [each for each in found if cells[each.tenant] == part.cell]
+                counts.update(each.tenant for each in own)
+                last_used |= {each.tenant: each.updated_at for each in own}
+    tenants = [
+        TenantSchema(name=name, conversations=counts[name], updated_at=last_used[name], cell=cells[name])
+        for name in counts
+    ]
     document = TenantListSchema(tenants=sorted(tenants, key=lambda each: each.name))
     return Result(document, lambda _: _draw_tenants(document))
 
@@ -63,8 +74,14 @@ def _draw_tenants(document: "TenantListSchema") -> "Iterable[RenderableType]":
     if not document.tenants:
         yield make_text("No tenant has a conversation yet.")
         return
-    rows = [(each.name, f"{each.conversations:,}", format_local_time(each.updated_at)) for each in document.tenants]
-    yield make_table("tenant", "conversations", "last used", rows=rows, right_aligned=("conversations",))
+    rows = [
+        (each.name, f"{each.conversations:,}", format_local_time(each.updated_at), each.cell)
+        for each in document.tenants
+    ]
+    columns = ("tenant", "conversations", "last used", "cell")
+    if all(each.cell is None for each in document.tenants):
+        rows, columns = [row[:-1] for row in rows], columns[:-1]
+    yield make_table(*columns, rows=rows, right_aligned=("conversations",))
 
 
 @command(app, "quire tenant export tenant.jsonl.gz")
@@ -192,6 +209,64 @@ async def purge(
         raise InvalidRequest(f"There is no tenant {tenant}. `quire tenant list` lists those with conversations.")
     conversations = pluralize(document.conversations, "conversation")
     return Result(document, f"Deleted the tenant {tenant}: {conversations}, {document.rows:,} rows.")
+
+
+@command(app, "quire tenant move observatory --to b")
+async def move(
+    tenant: Annotated[str, typer.Argument(help="The tenant to move, with its people.")],
+    *,
+    to: Annotated[str | None, typer.Option(metavar="CELL", help="The cell to move it to.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a move that was interrupted.")] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Return from a move that was interrupted; its copy is deleted.")
+    ] = False,
+    keep_source: Annotated[
+        bool, typer.Option("--keep-source", help="Leave the rows in the old cell, where nothing reads them.")
+    ] = False,
+    overrides: SetOptions = None,
+) -> Result:
+    """Move a tenant to another cell while it is served, and compare every row.
+
+    Writes of the tenant wait for a few seconds at the end. The URLs in the settings must be those of the owner, as for
+    `quire db upgrade`. A move that was interrupted can be continued or undone.
+    """
+    from quire.cli.engine_setup import load_cli_settings, resolve_database_url
+    from quire.schemas.records import MovedTenantSchema
+    from quire.settings.schema import list_cell_urls
+
+    settings = load_cli_settings(overrides).settings
+    if [to is not None, resume, undo].count(True) != 1:
+        raise InvalidRequest("Give one of --to CELL, --resume and --undo.")
+    if not settings.cells:
+        raise InvalidRequest("There are no cells. Name them under `cells` in the settings.")
+    try:
+        from quire.store.tenant_move import TenantMover
+    except ImportError as missing:
+        raise MissingExtra(extra="postgres", feature="Moving a tenant") from missing
+
+    def run() -> MovedTenantSchema:
+        urls = list_cell_urls(resolve_database_url(settings), settings.cells)
+        with TenantMover(urls, tenant, report=print_note) as mover:
+            if undo:
+                return MovedTenantSchema(tenant=tenant, cell=mover.undo())
+            done = mover.resume(keep_source=keep_source) if to is None else mover.start(to, keep_source=keep_source)
+        return MovedTenantSchema(
+            tenant=tenant,
+            cell=done.target,
+            conversations=done.conversations,
+            rows=done.rows,
+            seconds=round(done.seconds, 3),
+            frozen_seconds=round(done.frozen_seconds, 3),
+        )
+
+    document = await asyncio.to_thread(run)
+    if undo:
+        return Result(document, f"The tenant {tenant} stays in the cell {document.cell}.")
+    text = (
+        f"Moved {tenant} to the cell {document.cell}: {pluralize(document.conversations, 'conversation')}, "
+        f"{document.rows:,} rows in {document.seconds:.1f} s. Writes waited {document.frozen_seconds:.1f} s."
+    )
+    return Result(document, text)
 
 
 @command(app, "quire tenant rewrap")

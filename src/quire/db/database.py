@@ -15,11 +15,13 @@ from quire.db.notifications import Notifications
 from quire.errors import (
     InvalidEntry,
     QuireError,
+    StaleCell,
     StoreBusy,
     StoreError,
     StoreFull,
     StoreReadOnly,
     StoreUnavailable,
+    TenantMoving,
 )
 
 T = TypeVar("T")
@@ -79,9 +81,20 @@ class TransactionOptions(NamedTuple):
     statement_seconds: float = REQUEST_STATEMENT_SECONDS
     session: ReadSession | None = None
     """Of a read that may go to a replica."""
+    cell: str | None = None
+    """The cell to read or write what concerns no tenant or all of them; None for the cell of the tenant."""
 
 
 class Database(Protocol):
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Names of the cells that the database consists of, the home cell first; empty if it is one database."""
+        ...
+
+    async def find_cell(self, tenant: str) -> str | None:
+        """The cell in which the tenant lives; None if the database has no cells."""
+        ...
+
     @property
     def notifications(self) -> Notifications:
         """Announces the conversations that transactions changed, to this process and to others."""
@@ -111,8 +124,13 @@ class Database(Protocol):
         """Raises `StoreUnavailable` unless the database accepts writes, as seen at most that long ago."""
         ...
 
-    async def check_known_outage(self) -> None:
-        """Raises `StoreUnavailable` if the database is known to be unavailable; costs nothing while it works."""
+    async def check_known_outage(self, tenant: str) -> None:
+        """Raises `StoreUnavailable` if the tenant's database is known to be unavailable; costs nothing while it
+        works."""
+        ...
+
+    def list_lost_cells(self) -> list[str]:
+        """Names of the cells that are known to be unavailable."""
         ...
 
     def on_connection_loss(self, callback: Callable[[], None]) -> None:
@@ -173,6 +191,13 @@ class ObservedDatabase:
         self._database, self._observer = database, observer
 
     @property
+    def cells(self) -> tuple[str, ...]:
+        return self._database.cells
+
+    async def find_cell(self, tenant: str) -> str | None:
+        return await self._database.find_cell(tenant)
+
+    @property
     def notifications(self) -> Notifications:
         return self._database.notifications
 
@@ -206,8 +231,11 @@ class ObservedDatabase:
     async def check_writable(self, *, max_age_seconds: float) -> None:
         await self._database.check_writable(max_age_seconds=max_age_seconds)
 
-    async def check_known_outage(self) -> None:
-        await self._database.check_known_outage()
+    async def check_known_outage(self, tenant: str) -> None:
+        await self._database.check_known_outage(tenant)
+
+    def list_lost_cells(self) -> list[str]:
+        return self._database.list_lost_cells()
 
     def on_connection_loss(self, callback: Callable[[], None]) -> None:
         self._database.on_connection_loss(callback)
@@ -248,6 +276,8 @@ _UNWRITABLE_ERRORS: dict[str, type[StoreUnavailable]] = {
     "database or disk is full": StoreFull,
 }
 """Errors of a database that can be read but not written: class names of psycopg, messages of SQLite."""
+_CELL_ERRORS: dict[str, type[StoreError]] = {"QC001": StaleCell, "QC002": TenantMoving}
+"""SQLSTATEs of the function `quire_enter_cell`."""
 _TRANSIENT_ERRORS = ("DeadlockDetected", "SerializationFailure", "LockNotAvailable", "QueryCanceled")
 
 
@@ -256,6 +286,8 @@ def _map_error(error: BaseException | None, *, broken: bool) -> QuireError:
     driver = type(error).__module__.partition(".")[0]
     if driver == "psycopg" and "DataError" in kinds:
         return InvalidEntry(f"The database cannot store this text or number: {error}.")
+    if (cell_error := _CELL_ERRORS.get(getattr(error, "sqlstate", None) or "")) is not None:
+        return cell_error()
     for name in (*kinds, str(error)):
         if name in _UNWRITABLE_ERRORS:
             kind = _UNWRITABLE_ERRORS[name]

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from sqlalchemy.dialects.postgresql import Insert as PostgresInsert
     from sqlalchemy.dialects.sqlite import Insert as SqliteInsert
 
+    from quire.settings.schema import Cell
+
 
 PathMatch = tuple[int, str, int, int]
 """Index in the list of paths, conversation, branch, seq."""
@@ -38,12 +40,25 @@ _POSTGRES_ARRAY_TYPES = {
 
 
 async def open_database(
-    url: str, *, listen_url: str | None = None, replica_url: str | None = None, encrypts: bool = False
+    url: str,
+    *,
+    listen_url: str | None = None,
+    replica_url: str | None = None,
+    cells: "Mapping[str, Cell] | None" = None,
+    encrypts: bool = False,
 ) -> Database:
-    """Opens the database at a URL. With `encrypts`, tenants may be encrypted: see `quire.db.column_types`."""
+    """Opens the database at a URL, with `cells` as their home cell. With `encrypts`, tenants may be encrypted: see
+    `quire.db.column_types`."""
     parsed = parse_database_url(url)
     if replica_url is not None and parsed.get_backend_name() != "postgresql":
         raise StoreError("Only PostgreSQL has replicas; remove `replica_url` from the settings.")
+    listen_at = parse_database_url(listen_url) if listen_url is not None else None
+    if cells:
+        from quire.db.cells import CellDatabase
+
+        if replica_url is not None:
+            raise StoreError("Cells have no replicas; remove `replica_url` or `cells` from the settings.")
+        return await CellDatabase.open(parsed, cells, listen_url=listen_at, encrypts=encrypts)
     match parsed.get_backend_name():
         # Imported here so that a command loads only the driver it needs and starts faster.
         case "sqlite":
@@ -53,7 +68,6 @@ async def open_database(
         case "postgresql":
             from quire.db.postgres import PostgresDatabase
 
-            listen_at = parse_database_url(listen_url) if listen_url is not None else None
             database = await PostgresDatabase.open(parsed, listen_url=listen_at, encrypts=encrypts)
             if replica_url is None:
                 return database

@@ -19,7 +19,7 @@ from quire.db.database_url import create_private_files, parse_database_url
 from quire.db.pgvector import enable_pgvector
 from quire.errors import SchemaOutdated, StoreBusy
 
-SCHEMA_VERSION = "0009"
+SCHEMA_VERSION = "0010"
 OLDEST_READER = "0001"
 """The oldest schema version whose code can use this schema. A migration that only expands does not change it."""
 VERSION_TABLE = "quire_version"
@@ -212,8 +212,10 @@ def grant_access(url: str, role: str) -> None:
             f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _DERIVED_TABLES)} TO {name}",
             # For the sweep over the conversations of all tenants, and for event streams.
             f"GRANT EXECUTE ON FUNCTION quire_list_updated_conversations, quire_list_branch_heads, "
-            f"quire_list_unanswered_responses, quire_list_encrypted_tenants TO {name}",
+            f"quire_list_unanswered_responses, quire_list_encrypted_tenants, quire_enter_cell TO {name}",
             f"GRANT SELECT, INSERT, UPDATE ON quire_sweeps TO {name}",
+            # Only the owner moves tenants.
+            f"GRANT SELECT ON quire_tenant_cells, quire_cell_tenants TO {name}",
         ]
         for statement in statements:
             connection.exec_driver_sql(statement)

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ParamSpec
 from weakref import WeakValueDictionary
 
-from sqlalchemy import URL, Connection, Engine, Pool, event
+from sqlalchemy import URL, Connection, Engine, Pool, event, select
 from sqlalchemy.sql import ClauseElement
 
 from quire.db import migrate
@@ -37,7 +37,8 @@ from quire.db.raw_sql import (
     fetch_last,
     get_driver,
 )
-from quire.errors import MissingExtra, StoreBusy, StoreFull, StoreReadOnly, StoreUnavailable
+from quire.db.schema import cell_tenants
+from quire.errors import InvalidConfiguration, MissingExtra, StoreBusy, StoreFull, StoreReadOnly, StoreUnavailable
 
 if TYPE_CHECKING:
     from quire.db.deadline_connection import DeadlineConnection
@@ -60,6 +61,10 @@ class CircuitBreaker:
         self._failure: StoreUnavailable | None = None
         self._probed_at = -math.inf
         self._running_probe: asyncio.Task[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._failure is not None
 
     def trip(self, failure: StoreUnavailable) -> None:
         """Opens the circuit; the next caller probes the database."""
@@ -128,8 +133,20 @@ _TEST_WRITE = """
 
 
 class PostgresDatabase:
-    def __init__(self, engine: Any, *, listen_url: URL | None = None, is_replica: bool = False) -> None:
+    cells: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        engine: Any,
+        *,
+        listen_url: URL | None = None,
+        is_replica: bool = False,
+        build_entrance: Callable[[str, bool], str] | None = None,
+    ) -> None:
+        """`build_entrance` returns the statement that transactions of a tenant begin with, given the tenant and whether
+        they write; empty if there is none: see `quire.db.cells`."""
         self._engine, self._listen_url, self._is_replica = engine, listen_url, is_replica
+        self._build_entrance = build_entrance
         self.notifications = Notifications(PostgresTransport(self._notify, self._connect_listener))
         self._is_closed = False
         self._transactions = 0
@@ -147,6 +164,27 @@ class PostgresDatabase:
         cls, url: URL, *, listen_url: URL | None = None, encrypts: bool = False, is_replica: bool = False
     ) -> "PostgresDatabase":
         """Connects and checks the schema. A replica may be unreachable or behind, and is only read from."""
+        database = cls.create(url, listen_url=listen_url, encrypts=encrypts, is_replica=is_replica)
+        if is_replica:
+            return database
+        try:
+            await database.read(_check_opened, TransactionOptions(tenant=""))
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    @classmethod
+    def create(
+        cls,
+        url: URL,
+        *,
+        listen_url: URL | None = None,
+        encrypts: bool = False,
+        is_replica: bool = False,
+        build_entrance: Callable[[str, bool], str] | None = None,
+    ) -> "PostgresDatabase":
+        """A database that connects when it is first used, and whose schema was not checked."""
         try:
             import_module("psycopg")
             from sqlalchemy.ext.asyncio import create_async_engine
@@ -167,20 +205,15 @@ class PostgresDatabase:
         )
         set_encrypts(engine.sync_engine.dialect, value=encrypts)
         event.listen(engine.sync_engine, "connect", _set_up_connection)
-        database = cls(engine, listen_url=listen_url, is_replica=is_replica)
-        if is_replica:
-            return database
-        try:
-            await database.read(migrate.check_version, TransactionOptions(tenant=""))
-        except BaseException:
-            await database.close()
-            raise
-        return database
+        return cls(engine, listen_url=listen_url, is_replica=is_replica, build_entrance=build_entrance)
+
+    async def find_cell(self, tenant: str) -> None:
+        return None
 
     async def read(self, work: Work[T], options: TransactionOptions) -> T:
         await self._breaker.check(is_write=False)
         begin, seconds = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", options.statement_seconds
-        begin_sql = f"{begin}; {_settings_sql(options.tenant, seconds)}"
+        begin_sql = f"{begin}; {self._build_settings(options.tenant, seconds, writes=False)}"
         return await self._run(lambda connection, _: work(connection), begin_sql, "COMMIT", seconds)
 
     async def fetch(self, statement: ClauseElement, params: Mapping[str, Any], tenant: str) -> list[Any]:
@@ -188,13 +221,13 @@ class PostgresDatabase:
         await self._breaker.check(is_write=False)
         with map_database_errors():
             query = compile_with_literals(statement, params)
-        sql = f"{_settings_sql(tenant, REQUEST_STATEMENT_SECONDS)}; {query}"
+        sql = f"{self._build_settings(tenant, REQUEST_STATEMENT_SECONDS, writes=False)}; {query}"
         return await self._run(lambda _, cursor: fetch_last(cursor), sql, "", REQUEST_STATEMENT_SECONDS)
 
     async def write(self, work: Work[T], options: TransactionOptions) -> T:
         async with self._limit_writers(options.tenant, options.conversation):
             await self._breaker.check(is_write=True)
-            begin_sql = f"BEGIN; {_settings_sql(options.tenant, options.statement_seconds)}"
+            begin_sql = f"BEGIN; {self._build_settings(options.tenant, options.statement_seconds, writes=True)}"
             # A COMMIT that waits for a synchronous standby succeeds when `statement_timeout` ends it, although the
             # standby does not have the transaction.
             commit_sql, on_commit = "SET LOCAL statement_timeout = 0; COMMIT", None
@@ -211,6 +244,10 @@ class PostgresDatabase:
         async with self._limit_writers(options.tenant, options.conversation):
             await self._breaker.check(is_write=True)
             return await self._spawn(self._run_unread, work, options)
+
+    def _build_settings(self, tenant: str, statement_seconds: float, *, writes: bool) -> str:
+        entrance = self._build_entrance(tenant, writes) if self._build_entrance is not None else ""
+        return "; ".join(filter(None, (_settings_sql(tenant, statement_seconds), entrance)))
 
     @asynccontextmanager
     async def _limit_writers(self, tenant: str, conversation: str | None) -> AsyncGenerator[None]:
@@ -287,11 +324,12 @@ class PostgresDatabase:
         pool, connection = engine.pool, engine.connect()
         driver = get_driver(connection)
         driver.deadline_seconds = options.statement_seconds + _DEADLINE_MARGIN_SECONDS
+        entrance = self._build_entrance(options.tenant, True) if self._build_entrance is not None else ""
         with self._use(connection, pool):
             with collect_statements(connection, unread=True) as statements:
                 result = work(connection)
             try:
-                await_only(_execute_at_once(driver, options, statements))
+                await_only(_execute_at_once(driver, options, entrance, statements))
             except (DivisionByZero, IntegrityError) as error:
                 raise WriteConflict from error
             except OperationalError as error:
@@ -344,8 +382,16 @@ class PostgresDatabase:
     async def check_writable(self, *, max_age_seconds: float) -> None:
         await self._breaker.probe(max_age_seconds=max_age_seconds)
 
-    async def check_known_outage(self) -> None:
+    async def check_known_outage(self, tenant: str) -> None:
         await self._breaker.check(is_write=True)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the database is known to be unavailable."""
+        return self._breaker.is_open
+
+    def list_lost_cells(self) -> list[str]:
+        return []
 
     async def _probe(self) -> None:
         """Connects, and tests that the database accepts writes."""
@@ -410,7 +456,9 @@ class PostgresDatabase:
         await self._engine.dispose()
 
 
-async def _execute_at_once(driver: Any, options: TransactionOptions, statements: Sequence[Statement]) -> None:
+async def _execute_at_once(
+    driver: Any, options: TransactionOptions, entrance: str, statements: Sequence[Statement]
+) -> None:
     """Executes statements without a transaction around them: in a pipeline they are one, up to its end.
 
     A commit that waits for a synchronous standby is not subject to `statement_timeout`.
@@ -419,7 +467,20 @@ async def _execute_at_once(driver: Any, options: TransactionOptions, statements:
 
     async with driver.pipeline():
         await AsyncRawCursor(driver).execute(_SET_PARAMETERS, _list_settings(options.tenant, options.statement_seconds))
+        if entrance:
+            await AsyncRawCursor(driver).execute(entrance.encode())
         await AsyncRawCursor(driver).execute(*combine_statements(statements))
+
+
+def _check_opened(connection: Connection) -> None:
+    """Raises unless the schema is usable, and the database is not a cell: without its epochs, a process would write for
+    tenants that have moved."""
+    migrate.check_version(connection)
+    if connection.execute(select(cell_tenants.c.team).limit(1)).first() is not None:
+        raise InvalidConfiguration(
+            "Tenants were moved between this database and others; name them under `cells` in the settings, as on your "
+            "servers."
+        )
 
 
 def _begin_on(connection: Connection, begin_sql: str, statement_seconds: float) -> tuple[Connection, Any]:

@@ -74,6 +74,8 @@ class _Positions(LRUCache[str, int]):
 class ReplicaDatabase:
     """A primary with one replica; implements `Database`."""
 
+    cells: tuple[str, ...] = ()
+
     def __init__(self, primary: PostgresDatabase, replica: PostgresDatabase) -> None:
         self._primary, self._replica = primary, replica
         self.notifications = primary.notifications
@@ -174,6 +176,9 @@ class ReplicaDatabase:
     def get_replica_state(self) -> ReplicaState:
         return self._state
 
+    async def find_cell(self, tenant: str) -> None:
+        return None
+
     async def fetch(self, statement: ClauseElement, params: Mapping[str, Any], tenant: str) -> list[Any]:
         return await self._primary.fetch(statement, params, tenant)
 
@@ -186,8 +191,11 @@ class ReplicaDatabase:
     async def check_writable(self, *, max_age_seconds: float) -> None:
         await self._primary.check_writable(max_age_seconds=max_age_seconds)
 
-    async def check_known_outage(self) -> None:
-        await self._primary.check_known_outage()
+    async def check_known_outage(self, tenant: str) -> None:
+        await self._primary.check_known_outage(tenant)
+
+    def list_lost_cells(self) -> list[str]:
+        return []
 
     def on_connection_loss(self, callback: Callable[[], None]) -> None:
         self._primary.on_connection_loss(callback)

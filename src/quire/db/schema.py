@@ -451,6 +451,32 @@ sweeps = Table(
 )
 """Time up to which each sweep has searched for missing work. It covers all tenants, so it has no tenant column."""
 
+tenant_cells = Table(
+    "quire_tenant_cells",
+    metadata,
+    Column("team", Text, primary_key=True),
+    Column("cell", Text, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("peer", Text),
+    Column("move", Text),
+    Column("started_at", BigInteger),
+)
+"""The directory, in the home cell: the cell of each tenant that was moved, and the move in progress. `peer` is the cell
+that it moves to, or whose rows are still to be deleted. It covers all tenants, so it has no tenant column."""
+
+cell_tenants = Table(
+    "quire_cell_tenants",
+    metadata,
+    Column("team", Text, primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("moved_to", Text),
+    Column("frozen_until", BigInteger),
+    Column("move", Text),
+)
+"""What each cell knows of tenants that move: every transaction compares its epoch with this one (`quire.db.cells`)."""
+
 users = Table(
     "quire_users",
     metadata,

@@ -52,6 +52,8 @@ class SqliteDatabase:
     Inline reads run on the caller's thread, because a round trip to another thread takes longer than the read.
     """
 
+    cells: tuple[str, ...] = ()
+
     def __init__(self, writer: Engine, reader: Engine, inline: Engine | None) -> None:
         self._writer, self._reader, self._inline_engine = writer, reader, inline
         self.notifications = Notifications()
@@ -132,11 +134,17 @@ class SqliteDatabase:
     async def write_unread(self, work: Work[T], options: TransactionOptions) -> T:
         return await self.write(work, options)
 
+    async def find_cell(self, tenant: str) -> None:
+        return None
+
     async def check_writable(self, *, max_age_seconds: float) -> None:
         """Does nothing: the file is on this machine, and a write reports its own error at once."""
 
-    async def check_known_outage(self) -> None:
+    async def check_known_outage(self, tenant: str) -> None:
         """Does nothing, like `check_writable`."""
+
+    def list_lost_cells(self) -> list[str]:
+        return []
 
     def on_connection_loss(self, callback: Callable[[], None]) -> None:
         """Does nothing: there is no connection to lose."""

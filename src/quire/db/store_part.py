@@ -56,6 +56,8 @@ class TenantDatabase:
 
     async def read(self, work: Work[T], options: TransactionOptions) -> T:
         """Runs a read with the tenant's cipher, if it is encrypted."""
+        if options.cell is not None:
+            return await self.database.read(work, options)
         if self.session is not None:
             options = options._replace(session=self.session)
         return await self.keys.run(self.database.read, self.database, work, options, writes=False)
@@ -69,6 +71,8 @@ class TenantDatabase:
 
     async def write(self, work: Work[T], options: TransactionOptions) -> T:
         """Runs a write; under the quota of stored bytes, if there is one."""
+        if options.cell is not None:
+            return await self.database.write(work, options)
         quota, tenant, masker = self.max_stored_bytes, self.tenant, self._masker
         if masker is not None:
             work = partial(_run_masked, masker, work)
@@ -110,13 +114,21 @@ class StorePart:
     def __init__(self, base: TenantDatabase) -> None:
         self.base = base
 
+    @property
+    def cell(self) -> str | None:
+        """The cell to run in; None for the tenant's. Only `AllTenants` names one."""
+        return None
+
     async def run(
         self, transaction: "Transaction", function: StoreFunction[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Runs a function in a transaction of the tenant."""
         base = self.base
         options = TransactionOptions(
-            base.tenant, inline=transaction.inline, statement_seconds=transaction.statement_seconds
+            base.tenant,
+            inline=transaction.inline,
+            statement_seconds=transaction.statement_seconds,
+            cell=self.cell,
         )
         run = base.write if transaction.writes else base.read
         return await run(lambda connection: function(connection, base.tenant, *args, **kwargs), options)

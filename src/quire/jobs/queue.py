@@ -69,14 +69,15 @@ class JobQueue:
     def for_tenant(self, tenant: str) -> TenantJobs:
         """The background jobs of this tenant's engine."""
 
-        async def defer_deduplicated(jobs: Sequence[Job]) -> None:
-            for job in jobs:
-                # An engine delays its indexing jobs itself, and the last of them must not be dropped.
-                if job.kind == "index_messages" or job not in self._recent_jobs:
-                    await self.enqueue(job)
-                    self._recent_jobs[job] = None
+        return TenantJobs(self.defer_deduplicated, tenant)
 
-        return TenantJobs(defer_deduplicated, tenant)
+    async def defer_deduplicated(self, jobs: Sequence[Job]) -> None:
+        """Enqueues jobs of an engine, except those that it has asked for a moment ago."""
+        for job in jobs:
+            # An engine delays its indexing jobs itself, and the last of them must not be dropped.
+            if job.kind == "index_messages" or job not in self._recent_jobs:
+                await self.enqueue(job)
+                self._recent_jobs[job] = None
 
     async def is_pooled(self) -> bool:
         """Whether a connection pooler is in between. Then LISTEN/NOTIFY does not work, and the worker must poll.

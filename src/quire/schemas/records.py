@@ -113,6 +113,16 @@ class TenantSchema(JsonModel):
     name: str
     conversations: int
     updated_at: int
+    cell: str | None = Field(description="The cell in which the tenant lives; null if there are no cells.")
+
+
+class MovedTenantSchema(JsonModel):
+    tenant: str
+    cell: str
+    conversations: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+    frozen_seconds: float = 0.0
 
 
 class TenantListSchema(JsonModel):

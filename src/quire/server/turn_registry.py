@@ -97,8 +97,9 @@ class TurnRegistry:
     async def acquire(self, key: BranchKey, idempotency_key: IdempotencyKey | None = None) -> LeaseGrant | LeaseState:
         """Acquires the lease of a branch; returns the state of the lease if a turn is running there."""
         # Reading may work where writing does not, and the model is called before the reply is written.
-        await self._store.check_known_outage()
-        return await self._store.for_tenant(key.tenant).leases.acquire(
+        store = self._store.for_tenant(key.tenant)
+        await store.check_known_outage()
+        return await store.leases.acquire(
             key.conversation, key.branch, owner=self._owner, idempotency_key=idempotency_key
         )
 

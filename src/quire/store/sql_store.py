@@ -57,7 +57,7 @@ from quire.log.titles import fill_titles
 from quire.log.transcripts import Transcripts
 from quire.log.types import MAIN_BRANCH, Branch, ConversationRecord, ReplyRecord, TenantPurge, Window
 from quire.model import Entry, EntryKind, Manifest, Role, Span
-from quire.settings.schema import TenantMasking
+from quire.settings.schema import Cell, TenantMasking
 from quire.store import integrity
 from quire.store.all_tenants import AllTenants
 from quire.store.backtests import Backtests
@@ -139,16 +139,20 @@ class SqlStore(StorePart):
         tenant: str = DEFAULT_TENANT,
         listen_url: str | None = None,
         replica_url: str | None = None,
+        cells: Mapping[str, Cell] | None = None,
         masking: Mapping[str, TenantMasking] | None = None,
         keys: TenantKeys | None = None,
     ) -> AsyncGenerator["SqlStore"]:
         """Opens `sqlite:///path` (created and migrated if needed) or `postgresql://…` (see `quire db upgrade`).
 
         If `url` leads to a pooler, `listen_url` leads past it, for the connection of `notifications`. `replica_url`
-        leads to a streaming replica, which serves the reads of `lagging`. `masking` names
-        the tenants whose secrets are masked before they are stored, and `keys` encrypts what is stored."""
+        leads to a streaming replica, which serves the reads of `lagging`. `cells` are more clusters for tenants, and
+        `url` is then their home cell. `masking` names the tenants whose secrets are masked before they are stored, and
+        `keys` encrypts what is stored."""
         encrypts = keys is not None and keys.wrapper is not None
-        database = await dialects.open_database(url, listen_url=listen_url, replica_url=replica_url, encrypts=encrypts)
+        database = await dialects.open_database(
+            url, listen_url=listen_url, replica_url=replica_url, cells=cells, encrypts=encrypts
+        )
         store = cls(database, tenant=tenant, masker_for=build_maskers(masking or {}), keys=keys)
         try:
             yield store
@@ -198,14 +202,29 @@ class SqlStore(StorePart):
     async def check(self, *, max_age_seconds: float = 0.0) -> None:
         """Health check: raises a `StoreError` unless the database has the current schema and accepts writes.
 
-        The result of the write test may be as old as `max_age_seconds`.
+        Of several cells at least one must accept writes: `list_lost_cells` has those that do not. The result of the
+        write test may be as old as `max_age_seconds`.
         """
-        await self.base.database.check_writable(max_age_seconds=max_age_seconds)
-        await self.base.database.read(migrate.check_version, TransactionOptions(self.tenant))
+        database = self.base.database
+        await database.check_writable(max_age_seconds=max_age_seconds)
+        for cell in set(database.cells or (None,)) - set(database.list_lost_cells()):
+            await database.read(migrate.check_version, TransactionOptions(self.tenant, cell=cell))
+
+    def list_lost_cells(self) -> list[str]:
+        """Names of the cells that are known to be unavailable."""
+        return self.base.database.list_lost_cells()
+
+    def list_cells(self) -> tuple[str, ...]:
+        """Names of all cells, the home cell first; empty if the database is one."""
+        return self.base.database.cells
+
+    async def find_cell(self, tenant: str) -> str | None:
+        """The cell in which a tenant lives; None if the database has no cells."""
+        return await self.base.database.find_cell(tenant)
 
     async def check_known_outage(self) -> None:
         """Raises `StoreUnavailable` if the database is known to be unavailable: see `Database.check_known_outage`."""
-        await self.base.database.check_known_outage()
+        await self.base.database.check_known_outage(self.tenant)
 
     def on_connection_loss(self, callback: Callable[[], None]) -> None:
         """Calls back when a connection to the database broke, so that caches of its state can be cleared."""
@@ -266,7 +285,8 @@ class SqlStore(StorePart):
         """Wraps the data keys of all encrypted tenants with the current key-encryption key; returns the tenants."""
         rewrapped = [
             tenant
-            for tenant in await self.all_tenants.list_encrypted_tenants()
+            for cell in self.all_tenants.list_parts()
+            for tenant in await cell.list_encrypted_tenants()
             if await self.base.keys.rewrap(self.base.database, tenant)
         ]
         await self.base.database.scrub()

@@ -427,11 +427,12 @@ class BackgroundResponses:
 
     async def _search(self) -> None:
         while True:
-            try:
-                for tenant, response_id in await self._store.all_tenants.list_unanswered(limit=MAX_TENANT_OPEN):
-                    self.start(tenant, response_id)
-            except QuireError as error:
-                _log.warning("Background responses of other processes were not searched for: %s", error)
+            for cell in self._store.all_tenants.list_parts():
+                try:
+                    for tenant, response_id in await cell.list_unanswered(limit=MAX_TENANT_OPEN):
+                        self.start(tenant, response_id)
+                except QuireError as error:
+                    _log.warning("Background responses of other processes were not searched for: %s", error)
             await asyncio.sleep(RECOVERY_SECONDS)
 
     async def close(self) -> None:

@@ -27,7 +27,10 @@ router = APIRouter(tags=["health"])
 
 
 class HealthSchema(BaseModel):
-    status: str = Field(description="Always `ok`; a failing server returns a problem, or does not answer.")
+    status: str = Field(
+        description="`ok`, or `degraded` if some cells cannot be reached; a failing server returns a problem, or does "
+        "not answer."
+    )
 
 
 class ReadinessSchema(HealthSchema):
@@ -35,6 +38,9 @@ class ReadinessSchema(HealthSchema):
         default=None,
         description="State of the database in `replica_url`, as last seen. While it is not `ok` the primary serves its "
         "reads, so it never fails the check. Absent without one.",
+    )
+    lost_cells: list[str] | None = Field(
+        default=None, description="Names of cells that cannot be reached; the tenants in all others are served."
     )
 
 
@@ -65,8 +71,12 @@ async def check_readiness(request: Request) -> ReadinessSchema | JSONResponse:
     except StoreError:
         # The message may contain host and user names, which must not be public.
         return _not_ready_response("store_unavailable", "The database cannot be reached.")
-    replica = server_state.store.get_replica_state()
-    return ReadinessSchema(status="ok", replica=replica.status if replica is not None else None)
+    replica, lost = server_state.store.get_replica_state(), server_state.store.list_lost_cells()
+    return ReadinessSchema(
+        status="degraded" if lost else "ok",
+        replica=replica.status if replica is not None else None,
+        lost_cells=lost or None,
+    )
 
 
 def _not_ready_response(code: str, detail: str) -> JSONResponse:
@@ -81,4 +91,5 @@ async def get_metrics(request: Request) -> Response:
     metrics.set_connections(server_state.store.get_pool_stats())
     if (replica := server_state.store.get_replica_state()) is not None:
         metrics.set_replica(replica)
+    metrics.set_cells(server_state.store.list_cells(), lost=server_state.store.list_lost_cells())
     return Response(metrics.export(), media_type=METRICS_MEDIA_TYPE)

@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -151,6 +151,13 @@ class Metrics:
         self._connections = gauge("quire_store_connections", "Database connections by state.", ("state",))
         self._replica: _ReplicaMetrics | None = None
         """Only with a replica: without one, an alert on 0 would fire."""
+        self._cells = Gauge(
+            "quire_cell_available",
+            "1 if a cell can be reached, 0 if not.",
+            ("cell",),
+            registry=registry,
+            multiprocess_mode="livemin",
+        )
         # Exported at 0 before the first event: an alert on growth needs the previous value.
         for decision in get_args(GatewayDecision):
             self.gateway_requests.labels(decision)
@@ -225,6 +232,10 @@ class Metrics:
         self._replica.lag.set(math.nan if state.lag_seconds is None else state.lag_seconds)
         self._replica.reads.labels("replica").set(state.replica_reads)
         self._replica.reads.labels("primary").set(state.primary_reads)
+
+    def set_cells(self, cells: Collection[str], *, lost: Collection[str]) -> None:
+        for cell in cells:
+            self._cells.labels(cell).set(cell not in lost)
 
     def export(self) -> bytes:
         """Returns the metrics of all worker processes in Prometheus' text format."""

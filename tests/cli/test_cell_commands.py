@@ -1,0 +1,52 @@
+"""Commands on several cells: upgrade, move, list."""
+
+import json
+
+import pytest
+from cli_fixtures import invoke_cli
+
+from infra.cells import Cells
+from quire.model import Message
+from quire.settings.schema import HOME_CELL
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.every_postgres
+
+
+@pytest.fixture
+async def owner(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings with the owner's URLs, and a tenant with a conversation."""
+    others = {name: {"database_url": url} for name, url in cells.owner_urls.items() if name != HOME_CELL}
+    monkeypatch.setenv("QUIRE_DATABASE_URL", cells.owner_urls[HOME_CELL])
+    monkeypatch.setenv("QUIRE_CELLS", json.dumps(others))
+    async with SqlStore.open(cells.home, cells=cells.others, tenant="observatory") as store:
+        await store.create_conversation("stars")
+        await store.append("stars", Message.user("Which are out?"))
+
+
+@pytest.mark.usefixtures("owner")
+def test_a_tenant_is_moved_and_listed_in_its_cell():
+    assert "Give one of" in invoke_cli("tenant", "move", "observatory").stderr
+    moved = invoke_cli("tenant", "move", "observatory", "--to", "b")
+    assert moved.exit_code == 0, moved.output
+    assert "Moved observatory to the cell b: 1 conversation" in moved.stdout
+    listed = json.loads(invoke_cli("tenant", "list", "--json").stdout)["tenants"]
+    assert [(each["name"], each["cell"], each["conversations"]) for each in listed] == [("observatory", "b", 1)]
+    assert "cell" in invoke_cli("tenant", "list").stdout
+    verified = invoke_cli("tenant", "verify", "observatory")
+    assert verified.exit_code == 0, verified.output
+    assert "1 conversation" in verified.stdout
+    back = json.loads(invoke_cli("tenant", "move", "observatory", "--to", HOME_CELL, "--keep-source", "--json").stdout)
+    assert (back["cell"], back["conversations"]) == (HOME_CELL, 1)
+    assert [each["cell"] for each in json.loads(invoke_cli("tenant", "list", "--json").stdout)["tenants"]] == [
+        HOME_CELL
+    ]
+    assert "No move" in invoke_cli("tenant", "move", "observatory", "--undo").stderr
+
+
+@pytest.mark.usefixtures("owner")
+def test_all_cells_are_upgraded_and_doctor_finds_nothing():
+    upgraded = invoke_cli("db", "upgrade", "--json")
+    assert upgraded.exit_code == 0, upgraded.output
+    assert [each["version"] for each in json.loads(upgraded.stdout)["databases"]] == ["0010"] * 3
+    assert invoke_cli("worker", "--once").exit_code == 0
