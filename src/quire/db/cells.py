@@ -76,9 +76,9 @@ class CellNotifications(Notifications):
 
         return unsubscribe
 
-    def publish(self, kind: str, topic: str, detail: str = "") -> None:
+    def publish(self, kind: str, topic: str, detail: str = "", *, replaces: bool = False) -> None:
         working = next((each for each in self._cells if each.is_listening), self._cells[0])
-        working.publish(kind, topic, detail)
+        working.publish(kind, topic, detail, replaces=replaces)
 
 
 class CellDatabase:
@@ -239,6 +239,9 @@ class CellDatabase:
     def get_pool_stats(self) -> PoolStats:
         stats = [each.get_pool_stats() for each in self._databases.values()]
         return PoolStats(sum(each.in_use for each in stats), sum(each.idle for each in stats))
+
+    def get_replica_state(self) -> None:
+        return None
 
     async def scrub(self) -> None:
         """Does nothing, like that of PostgreSQL."""
