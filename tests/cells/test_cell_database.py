@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 
+from infra.builders import make_turn
 from infra.cells import Cells
 from quire.db.cells import FREEZE_WAIT_SECONDS
 from quire.errors import ConversationNotFound, InvalidConfiguration, TenantMoving
@@ -149,3 +150,20 @@ async def test_what_concerns_all_tenants_is_read_in_every_cell(store: SqlStore):
     heads = await store.all_tenants.list_branch_heads([("harbour", "talk"), ("tides", "talk")])
     assert heads == {("harbour", "talk"): {0: 1}, ("tides", "talk"): {0: 1}}
     await store.check()
+
+
+async def test_a_turn_is_recorded_in_its_cell_and_after_a_move_in_the_next(store: SqlStore, cells: Cells):
+    own = store.for_tenant("new")
+    await fill(own)
+    turn = make_turn(Message.user("And now?"), Message.assistant("At nine."))
+    await own.record_reply("talk", turn)
+    cells.place("new", "b")
+    with pytest.raises(ConversationNotFound):
+        await own.record_reply("talk", turn)
+    await fill(own)
+    await own.record_reply("talk", turn)
+    counts = {
+        name: cells.fetch(name, "SELECT count(*) FROM quire_manifests WHERE tenant = 'new'")[0][0]
+        for name in cells.urls
+    }
+    assert counts == {HOME_CELL: 1, "b": 1, "c": 0}
