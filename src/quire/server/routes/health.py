@@ -71,12 +71,13 @@ async def check_readiness(request: Request) -> ReadinessSchema | JSONResponse:
     except StoreError:
         # The message may contain host and user names, which must not be public.
         return _not_ready_response("store_unavailable", "The database cannot be reached.")
-    replica, lost = server_state.store.get_replica_state(), server_state.store.list_lost_cells()
-    return ReadinessSchema(
-        status="degraded" if lost else "ok",
+    replica = server_state.store.get_replica_state()
+    health = ReadinessSchema(
+        status="ok",
         replica=replica.status if replica is not None else None,
-        lost_cells=lost or None,
+        lost_cells=server_state.store.list_lost_cells() or None,
     )
+    return health.model_copy(update={"status": "degraded"}) if health.lost_cells else health
 
 
 def _not_ready_response(code: str, detail: str) -> JSONResponse:
