@@ -125,6 +125,10 @@ docs:
 metrics *ARGS:
     {{ bin }}/python tools/code_metrics.py {{ ARGS }}
 
+# Take the pictures of the docs again, all or one (page, run_claude, record, record_long_turn, scan, undo, diagrams); needs the built page, Chromium and the agents. Look at them.
+pictures *NAMES:
+    for name in {{ if NAMES == "" { "page run_claude record record_long_turn scan undo diagrams" } else { NAMES } }}; do {{ bin }}/python docs/picture/$name.py || exit 1; done
+
 # Write the fixture of a release, such as 0.1.0, which every later version must open; run it before the tag.
 released VERSION:
     PYTHONPATH=tests {{ bin }}/python -m infra.released_fixtures {{ VERSION }}

@@ -40,7 +40,7 @@ def test_a_new_result_replaces_only_its_own_part(folder: Path):
     page = (folder / "benchmarks.md").read_text()
     assert [row for row in page.splitlines() if row.startswith(("| [", "|  |"))] == [
         "| [log](#log) | `append_ratio` | 1.30 | 1.50 | yes |",
-        "|  | `read_ratio` | 9.00 | 2.00 | **no** |",
+        "|  | `read_ratio` | 9.00 | 2.00 | **no**:  |",
         "| [view](#view) | `sqlite cost (ms)` | 2.00 | 3.00 | yes |",
     ]
     assert "turns  cpu" in page
@@ -57,6 +57,13 @@ def test_the_page_is_that_of_the_stored_results(folder: Path, monkeypatch: pytes
     monkeypatch.setattr(results, "STORE", ROOT / "benchmarks" / "results.json")
     all_benchmarks.write_report(None)
     assert (folder / "benchmarks.md").read_text() == results.PAGE.read_text(), "run `just bench all --render`"
+
+
+def test_every_missed_goal_has_a_reason():
+    missed = [goal[0] for result in results.load_results().values() for goal in result.goals if not goal[3]]
+    assert [measure for measure in missed if results.explain_miss(measure) == "**no**: "] == [], (
+        "say why in MISSED_REASONS"
+    )
 
 
 def test_the_page_discloses_no_paths():

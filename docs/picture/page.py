@@ -1,10 +1,12 @@
-"""Takes the screenshots of docs/web-interface.md and docs/backtest.md: python docs/picture/page.py [--only NAME].
+"""Takes the screenshots of the web interface, of backtests and of insights: python docs/picture/page.py [--only NAME].
 
-Needs the built page and Chromium.
+Needs the built page and Chromium. The labels in each picture are stored beside it, in labels.json, so that a test finds
+pictures whose words are no longer in the source.
 """
 
 import argparse
 import asyncio
+import json
 import shutil
 import sys
 import tempfile
@@ -13,9 +15,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parents[1] / "web"), str(HERE.parents[1] / "tests")]
+sys.path[:0] = [str(HERE.parents[1] / "web"), str(HERE.parents[1] / "tests"), str(HERE.parents[1] / "tests" / "page")]
 
 from playwright.async_api import Browser, Page, async_playwright  # noqa: E402
+from test_insights_page import create_turns  # noqa: E402
 
 import demo  # noqa: E402
 from infra.agent_sessions import AgentSessions, create_agent_sessions, create_summarized_session  # noqa: E402
@@ -32,11 +35,17 @@ from quire.store import DEFAULT_TENANT  # noqa: E402
 
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync")
 TOKEN = "only-for-pictures"  # noqa: S105
+LABELS = HERE / "labels.json"
+READ_LABELS = """() => [...document.querySelectorAll('button, h2, h3, label, summary, th, legend, option')]
+    .filter((each) => each.checkVisibility() && each.children.length === 0)
+    .map((each) => each.textContent.trim())
+    .filter((text) => /^[A-Z][A-Za-z ,?]{2,40}$/.test(text))"""
+"""The words of controls and headings; names and numbers are content."""
 WIDE = {"width": 1360, "height": 860}
 PHONE = {"width": 390, "height": 800}
 
 
-GROUPS = ("page", "timeline", "agents", "backtest")
+GROUPS = ("page", "timeline", "agents", "insights", "backtest")
 
 
 async def take_group(group: str) -> None:
@@ -58,6 +67,9 @@ async def take_group(group: str) -> None:
                     case "agents":
                         sessions = await create_agent_sessions(state.store)
                         await take_agent_pictures(address, sessions, await create_summarized_session(state.store))
+                    case "insights":
+                        await create_turns(state.store)
+                        await take_insights_pictures(f"{address}/{conversation_id}")
                     case _:
                         await create_journeys(engine, 12)
                         await take_backtest_pictures(f"{address}/{conversation_id}")
@@ -146,6 +158,17 @@ async def take_backtest_pictures(address: str) -> None:
             await take_screenshot(page, f"page-backtest{suffix}")
 
 
+async def take_insights_pictures(address: str) -> None:
+    async with launch_browser() as browser:
+        for suffix in ("", "-dark", "-phone"):
+            page = await open_page(browser, address, dark=suffix == "-dark", phone=suffix == "-phone")
+            if suffix == "-phone":
+                await page.get_by_role("button", name="Conversations").click()
+            await page.get_by_role("button", name="Insights").click()
+            await page.get_by_role("dialog", name="Insights").get_by_text("By day").wait_for()
+            await take_screenshot(page, f"page-insights{suffix}")
+
+
 async def take_pictures(address: str, long_turn_address: str) -> None:
     async with launch_browser() as browser:
         await take_story(await open_page(browser, address, dark=False))
@@ -190,6 +213,10 @@ async def take_screenshot(page: Page, name: str) -> None:
     await page.wait_for_function("!document.body.innerText.includes('Loading…')")
     await page.wait_for_timeout(700)
     await page.evaluate("document.activeElement?.blur()")
+    labels: list[str] = await page.evaluate(READ_LABELS)
+    stored = json.loads(LABELS.read_text()) if LABELS.exists() else {}
+    stored[name] = sorted(set(labels))
+    LABELS.write_text(json.dumps(dict(sorted(stored.items())), indent=1, ensure_ascii=False) + "\n")
     await page.screenshot(path=HERE / f"{name}.png")
 
 

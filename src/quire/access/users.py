@@ -1,6 +1,6 @@
 """People who sign in: their roles, the sessions of their browsers, and the conversations that they share.
 
-All rows belong to the tenant of the people. What a person writes is stored in a tenant of its own (`make_space`), so
+All rows belong to the tenant of the people. What a person writes is stored in a separate tenant (`make_space`), so
 none of the queries on conversations has to filter by person.
 """
 
@@ -124,7 +124,7 @@ def _to_user(row: Mapping[Any, Any]) -> User:
 def create_session(
     connection: Connection, tenant: str, digest: bytes, user: str, *, expires_at: int, refresh_at: int, tokens: str
 ) -> None:
-    """Stores a session, and deletes those of the tenant that have expired."""
+    """Stores a session, and deletes expired sessions of the tenant."""
     connection.execute(delete(sessions).where(sessions.c.tenant == tenant, sessions.c.expires_at <= now()))
     row = {"tenant": tenant, "digest": digest, "user_id": user, "created_at": now(), "expires_at": expires_at}
     connection.execute(insert(sessions), {**row, "refresh_at": refresh_at, "tokens": tokens})

@@ -199,7 +199,7 @@ def _connect_claude(gateway: Gateway, environ: Mapping[str, str]) -> Launch:
 
 
 def _find_claude_bypass(folder: Path, environ: Mapping[str, str]) -> tuple[Path, str] | None:
-    """Variables in Claude Code's own settings come before those of the environment."""
+    """Variables in Claude Code's own settings override the environment."""
     home = Path(environ.get("CLAUDE_CONFIG_DIR") or Path(environ.get("HOME") or Path.home()) / ".claude")
     names = ("settings.json", "settings.local.json")
     for path in (home / "settings.json", *(folder / ".claude" / name for name in names)):

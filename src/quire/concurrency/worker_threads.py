@@ -155,7 +155,7 @@ async def run_portable(
 
 
 def pause_long_work() -> asyncio.Lock:
-    """A context in which no long work of the event loop runs in a thread or process; entered when that of now ends."""
+    """A context in which no long work of the event loop runs elsewhere; entered when the current one ends."""
     return _get_lock((id(asyncio.get_running_loop()), None))
 
 

@@ -214,7 +214,7 @@ async def record_announced(store: SqlStore, origin: ConversationOrigin, summary:
 async def build_compaction(store: SqlStore, branch: Branch, covers_last: int, found: SummaryReply) -> Compaction:
     """The entry of a client's compaction on the branch that it continues.
 
-    Tokens before and after it are those of messages, as Quire counts them: instructions and tools are sent as before.
+    Tokens before and after it count messages only, as Quire counts them: instructions and tools are sent as before.
     """
     active, usage, reply = branch.state.active_compaction, found.reply.metadata.usage, found.reply
     try:

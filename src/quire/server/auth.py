@@ -193,7 +193,7 @@ def get_rate_limiter(app: FastAPI) -> SharedRateLimiter:
 USER_PARAMETER = "user"
 """Query parameter of every route: the person whose conversations the request is about, by default the caller."""
 TEAM_SPACE = "team"
-"""Value of `USER_PARAMETER` for conversations of the tenant itself: those of its own API keys and workloads."""
+"""Value of `USER_PARAMETER` for conversations of the tenant itself, from its API keys and workloads."""
 
 
 def get_sign_in(app: FastAPI) -> "SignInService | None":
@@ -231,7 +231,7 @@ async def _find_target(request: Request, caller: Caller) -> tuple[str, Relation]
     if user is None or user == caller.user:
         return caller.tenant, "own"
     if caller.user is None:
-        # An API key has conversations of its own only, and no roles with which to read those of others.
+        # An API key has only its conversations, and no role with which to read other people's.
         raise AccessDenied(f"The parameter `{USER_PARAMETER}` needs a session; sign in, or omit it.")
     if user == TEAM_SPACE:
         return caller.team, "other"

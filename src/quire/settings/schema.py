@@ -443,7 +443,7 @@ _NO_QUOTA = TenantQuota()
 
 
 def tenant_quota_for(settings: Settings, tenant: str) -> TenantQuota:
-    """Quotas of the tenant. Where none names a person, those of the person's tenant apply to each person."""
+    """Quotas of the tenant. Where none names a person, the quotas of the person's tenant apply to each person."""
     return _find_for_tenant(settings.tenant_quotas, tenant) or _NO_QUOTA
 
 

@@ -130,7 +130,7 @@ class Contribution:
         """The counts other than zero, by key."""
         sums: defaultdict[UsageKey, Counter[str]] = defaultdict(Counter)
         for key, counter in self._counts.items():
-            # Every call has a model, so that the other sums are added up from those of the models.
+            # Every call has a model, so that the other sums are added up over the models.
             if key.dimension == "model":
                 sums[UsageKey("all", key.day, "")].update(counter)
                 sums[UsageKey("project", key.day, self._project)].update(counter)

@@ -233,7 +233,7 @@ class ConversationCost(NamedTuple):
 def list_conversation_costs(
     connection: Connection, tenant: str, *, session: str | None = None
 ) -> list[ConversationCost]:
-    """The conversations, or those of a client's session, by cost, the highest first."""
+    """The conversations, of one client session if it is given, by cost, the highest first."""
     used = func.coalesce(func.sum(usage_contributions.c.cost_nanos), 0)
     unpriced = func.coalesce(func.sum(usage_contributions.c.unpriced_requests), 0)
     names = ("conversation", "title", "client", "session", "project", "purpose", "created_at")
@@ -368,7 +368,7 @@ class UsageRollup(StorePart):
         return await self.run(read_bulk, read_sub_agent_costs, conversation.id, session)
 
     async def _count_session(self, session: str) -> None:
-        """Counts what the roll-up lacks of a session, so that its costs are those of the log."""
+        """Counts what the roll-up lacks of a session, so that its costs agree with the log."""
         for each in await self.run(read, list_uncounted, session):
             await self.read_conversation(each)
 

@@ -88,7 +88,7 @@ class ItemEditor(ABC):
         return {**item, "content": remaining} if remaining and len(remaining) < len(blocks) else item
 
     def split_summary(self, item: WireMessage) -> tuple[WireMessage, Sequence[WireMessage]]:
-        """A message with an agent's summary, and what the agent put behind the summary, as an item of its own."""
+        """A message with an agent's summary, and what the agent put behind the summary, as a separate item."""
         return item, ()
 
     def is_reply(self, item: WireMessage) -> bool:

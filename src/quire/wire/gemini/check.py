@@ -65,7 +65,7 @@ def _check_results(contents: Sequence[WireMessage]) -> Iterator[str]:
         index, parts = joined[0][0], [part for _, each in joined for part in filter_objects(each.get("parts"))]
         results = Counter(_identify(part["functionResponse"]) for part in parts if "functionResponse" in part)
         if results != pending:
-            yield f"contents[{index}]: its results are not those of the calls before it"
+            yield f"contents[{index}]: its results do not belong to the calls before it"
         pending = Counter(_identify(part["functionCall"]) for part in parts if "functionCall" in part)
     if pending:
         yield "contents: the last calls have no results"

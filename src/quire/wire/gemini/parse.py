@@ -128,7 +128,7 @@ def group_contents(contents: Sequence[object]) -> Iterator[ContentRun]:
 
 
 def drop_repeated_results(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The parts without results that are there twice: so Gemini CLI sends those of a session that it resumes."""
+    """The parts without results that are there twice: Gemini CLI sends them for a session that it resumes."""
     answered: dict[str, dict[str, Any]] = {}
     remaining: list[dict[str, Any]] = []
     for part in parts:
