@@ -135,6 +135,12 @@ class Conflict(QuireError):
     """A concurrent change came first; read the current state and retry."""
 
 
+class DirectoryConflict(Conflict):
+    """The directory has another person with this name; change one of them."""
+
+    scim_type = "uniqueness"
+
+
 class ConversationExists(Conflict):
     """A conversation with that id exists; choose another id, or purge the existing one."""
 
@@ -248,6 +254,15 @@ class InvalidEntry(QuireError):
 
 class InvalidRequest(QuireError):
     """No valid request can be made from this; the message says why."""
+
+
+class InvalidScim(InvalidRequest):
+    """The SCIM request cannot be used; the message says why."""
+
+    def __init__(self, message: str, *, scim_type: str) -> None:
+        self.scim_type = scim_type
+        """One of the detail errors of RFC 7644, section 3.12."""
+        super().__init__(message)
 
 
 class InvalidConfiguration(QuireError):

@@ -133,7 +133,7 @@ async def test_managing_keys_needs_the_admin_scope(client: httpx2.AsyncClient, s
         {"scopes": []},
         {"scopes": ["all"]},
         {"scopes": "read"},
-        {"scopes": ["read"] * 6},
+        {"scopes": ["read"] * 7},
         {"expires_at": 1},
         {"expires_at": -1},
         {"expires_at": 2**63},

@@ -28,8 +28,9 @@ from quire.log.row_digests import ROW_DIGEST, has_row_digest, with_row_digest
 from quire.model.ids import new_id, new_secret, now
 from quire.model.policy import MAX_MODEL_NAME_CHARS
 
-KeyScope = Literal["read", "write", "chat", "approve", "admin"]
-"""Rights of a key: read, write, call models, or administer keys, purges and settings; none implies another."""
+KeyScope = Literal["read", "write", "chat", "approve", "admin", "scim"]
+"""Rights of a key: read, write, call models, approve tool calls, administer keys, purges and settings, or provision
+people; none implies another."""
 
 KEY_SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 

@@ -31,6 +31,8 @@ Action = Literal[
     "disable_user",
     "read_audit",
     "change_settings",
+    "read_directory",
+    "provision",
 ]
 
 _NOBODY = frozenset[UserRole]()
@@ -83,6 +85,9 @@ PERMISSIONS: dict[Action, Permission] = {
     ),
     "read_audit": Permission("read the audit trail", "admin", frozenset({"owner", "auditor"}), audited=_ALWAYS),
     "change_settings": Permission("change settings", "admin", frozenset({"operator"}), audited=_ALWAYS),
+    # With these someone could give roles, so only API keys of the tenant itself have them.
+    "read_directory": Permission("read people and groups by SCIM", "scim", _NOBODY),
+    "provision": Permission("change people and groups by SCIM", "scim", _NOBODY, audited=_ALWAYS),
 }
 
 

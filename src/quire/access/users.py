@@ -22,6 +22,8 @@ EVERYONE = "*"
 MAX_LISTED_USERS = 1_000
 MAX_CLAIM_CHARS = 200
 """Maximum length of a name or email address, which come from the identity provider."""
+MAX_SUBJECT_CHARS = 255
+"""As OpenID Connect Core has it."""
 CONFIRMATION_SECONDS = 30 * 86_400
 """Seconds that a person's API keys work after the identity provider last confirmed the person, by a sign-in or by the
 refresh of a session. A person who has left cannot sign in, so the keys end."""
@@ -75,31 +77,31 @@ def confirm_user(
     if found is None:
         new = {"tenant": tenant, "id": new_id(), "subject": subject, "created_at": at, "disabled_at": None, **claims}
         connection.execute(insert(users), with_row_digest(users, new))
-        return _to_user(new)
+        return to_user(new)
     if found["disabled_at"] is not None:
         raise SignInRefused("An owner or operator of the tenant has disabled this account; ask them to enable it.")
     changed = with_row_digest(users, {**found, **claims})
     values = {each: changed[each] for each in (*claims, ROW_DIGEST)}
     connection.execute(update(users).where(in_tenant, users.c.id == found["id"]).values(values))
-    return _to_user(changed)
+    return to_user(changed)
 
 
 def find_user(connection: Connection, tenant: str, id: str) -> User | None:
     """The person with this id; None also if the row was changed outside Quire, such as its roles."""
     row = connection.execute(select(users).where(users.c.tenant == tenant, users.c.id == id)).mappings().first()
-    return _to_user(row) if row is not None and has_row_digest(users, row) else None
+    return to_user(row) if row is not None and has_row_digest(users, row) else None
 
 
 def find_user_by_email(connection: Connection, tenant: str, email: str) -> User | None:
     """The person with this email address, if it is one person's only."""
     rows = connection.execute(select(users).where(users.c.tenant == tenant, users.c.email == email)).mappings().all()
-    return _to_user(rows[0]) if len(rows) == 1 else None
+    return to_user(rows[0]) if len(rows) == 1 else None
 
 
 def list_users(connection: Connection, tenant: str) -> list[User]:
     """The first `MAX_LISTED_USERS` people by the time of their first sign-in."""
     query = select(users).where(users.c.tenant == tenant).order_by(users.c.created_at, users.c.id)
-    return [_to_user(row) for row in connection.execute(query.limit(MAX_LISTED_USERS)).mappings()]
+    return [to_user(row) for row in connection.execute(query.limit(MAX_LISTED_USERS)).mappings()]
 
 
 def set_disabled(connection: Connection, tenant: str, id: str, disabled: bool) -> User:  # noqa: FBT001 (the new value)
@@ -112,10 +114,11 @@ def set_disabled(connection: Connection, tenant: str, id: str, disabled: bool) -
     values = {each: changed[each] for each in ("disabled_at", ROW_DIGEST)}
     connection.execute(update(users).where(*this_user).values(values))
     connection.execute(delete(sessions).where(sessions.c.tenant == tenant, sessions.c.user_id == id))
-    return _to_user(changed)
+    return to_user(changed)
 
 
-def _to_user(row: Mapping[Any, Any]) -> User:
+def to_user(row: Mapping[Any, Any]) -> User:
+    """The person of a row of `users`."""
     values: dict[str, Any] = {field: row[field] for field in User._fields}
     named = row["roles"].split()
     return User(**values)._replace(roles=frozenset(role for role in USER_ROLES if role in named))

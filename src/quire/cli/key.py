@@ -27,7 +27,7 @@ async def create(
     *,
     scope: Annotated[
         list[str],
-        typer.Option(metavar="SCOPE", help="A scope: read, write, chat, approve or admin. Repeatable."),
+        typer.Option(metavar="SCOPE", help="A scope: read, write, chat, approve, admin or scim. Repeatable."),
     ],
     tenant: TenantOption = DEFAULT_TENANT,
     expires: Annotated[

@@ -33,6 +33,7 @@ _TENANT_TABLES = (
     "api_keys", "turn_events", "rate_limits", "uncounted_branches", "counted_branches", "usage_contributions",
     "usage_totals", "usage_turns", "document_pairs", "backtests", "backtest_shards",
     "users", "sessions", "shares", "audit", "audit_heads", "tenant_keys",
+    "directory_users", "directory_groups", "directory_members",
 )  # fmt: skip
 _DERIVED_TABLES = (
     "passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "documents", "uncounted_branches",
@@ -76,7 +77,9 @@ _UPDATABLE_COLUMNS = {
     "memories": ("text", "source", "retired_at", "replaced_by", "row_digest"),
     "api_keys": ("revoked_at", "row_digest"),
     "rate_limits": ("tokens", "granted", "updated_at"),
-    "users": ("name", "email", "roles", "confirmed_at", "disabled_at", "row_digest"),
+    "users": ("subject", "name", "email", "roles", "confirmed_at", "disabled_at", "row_digest"),
+    "directory_users": ("user_name", "resource", "changed_at", "row_digest"),
+    "directory_groups": ("display_name", "external_id", "changed_at", "row_digest"),
     "sessions": ("refresh_at", "tokens"),
     # Entries of the audit trail are only inserted.
     "audit_heads": ("seq", "digest"),
@@ -207,7 +210,8 @@ def grant_access(url: str, role: str) -> None:
             ),
             f"GRANT DELETE ON quire_blobs, quire_blob_uses, quire_spend_reservations, quire_turn_leases, "
             f"quire_transcripts, quire_transcript_lines, quire_turn_events, quire_request_bodies, "
-            f"quire_background_responses, quire_sessions, quire_shares TO {name}",
+            f"quire_background_responses, quire_sessions, quire_shares, "
+            f"quire_directory_users, quire_directory_groups, quire_directory_members TO {name}",
             # The search index, the usage roll-up and backtests are derived and may be rewritten.
             f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _DERIVED_TABLES)} TO {name}",
             # For the sweep over the conversations of all tenants, and for event streams.

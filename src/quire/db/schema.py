@@ -518,6 +518,43 @@ shares = Table(
 )
 """Conversations that other people of the tenant may read; `reader` is a person's id, or `*` for all of them."""
 
+directory_users = Table(
+    "quire_directory_users",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("user_name", Text, nullable=False),
+    Column("resource", SealedText, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("changed_at", BigInteger, nullable=False),
+    Column("row_digest", Bytes, nullable=False),
+)
+"""People as a directory provisions them by SCIM, with the id of their row in `users`. `user_name` is in lower case, and
+`resource` has the attributes as JSON."""
+
+directory_groups = Table(
+    "quire_directory_groups",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("display_name", Text, nullable=False),
+    Column("external_id", Text),
+    Column("created_at", BigInteger, nullable=False),
+    Column("changed_at", BigInteger, nullable=False),
+    Column("row_digest", Bytes, nullable=False),
+)
+"""Groups of that directory."""
+
+directory_members = Table(
+    "quire_directory_members",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("group_id", Text, primary_key=True),
+    Column("user_id", Text, primary_key=True),
+    Column("row_digest", Bytes, nullable=False),
+)
+"""Who is in which of them."""
+
 audit = Table(
     "quire_audit",
     metadata,

@@ -74,7 +74,7 @@ ALL_KEY_HEADERS = (OWN_KEY_HEADER, *KEY_HEADERS)
 CALLER_SCOPE_KEY = "quire.caller"
 """ASGI scope key under which a middleware stores an authenticated caller. Clients cannot set it: it is no header."""
 
-PROTECTED_PREFIXES = ("/api/", "/v1/", "/v1beta/", "/v1beta1/", "/mcp")
+PROTECTED_PREFIXES = ("/api/", "/v1/", "/v1beta/", "/v1beta1/", "/mcp", "/scim/")
 """Path prefixes that need a key, whatever a route depends on."""
 PUBLIC_PATHS = ("/api/openapi.json", "/api/hello")
 """Exceptions to `PROTECTED_PREFIXES`. Claude Code probes `/api/hello` without a key; it does not exist."""
@@ -201,11 +201,12 @@ def get_sign_in(app: FastAPI) -> "SignInService | None":
     return app.state.sign_in
 
 
-async def authorize(request: Request, action: Action) -> Caller:
+async def authorize(request: Request, action: Action, **details: str) -> Caller:
     """Returns the caller, for the tenant or person whose conversations the request is about.
 
     Raises `InvalidKey`, `InsufficientScope` or `TooManyRequests`. Where people sign in, also `RoleRequired`, or
-    `ConversationNotFound` for what is another person's, and the audit trail has an entry before anything is read.
+    `ConversationNotFound` for what is another person's, and the audit trail has an entry, with these details, before
+    anything is read.
     """
     caller = await _get_caller(request)
     if get_sign_in(request.app) is None:
@@ -213,15 +214,16 @@ async def authorize(request: Request, action: Action) -> Caller:
         return caller
     target, relation = await _find_target(request, caller)
     permission = PERMISSIONS[action]
-    is_allowed = permission.scope in caller.scopes and permission.allows(caller.roles, relation)
+    has_role = caller.roles is None or permission.allows(caller.roles, relation)
+    is_allowed = permission.scope in caller.scopes and has_role
     if relation in permission.audited:
-        await audit_request(request, caller, action, allowed=is_allowed)
+        await audit_request(request, caller, action, allowed=is_allowed, **details)
     if is_allowed:
         return caller if relation == "own" else replace(caller, tenant=target)
     check_scope(caller, permission.scope)
     if relation != "own":
         raise ConversationNotFound
-    held = ", ".join(sorted(caller.roles)) or "none"
+    held = ", ".join(sorted(caller.roles or ())) or "none"
     raise RoleRequired(f"Your roles ({held}) do not allow this: {permission.title}. Ask an owner of {caller.team!r}.")
 
 

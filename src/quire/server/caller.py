@@ -5,11 +5,12 @@ from fnmatch import fnmatchcase
 
 from quire.access.keys import KEY_SCOPES, KeyScope
 from quire.access.spending import SpendingKey
-from quire.model.people import USER_ROLES, UserRole, split_space
+from quire.model.people import UserRole, split_space
 from quire.store import DEFAULT_TENANT
 
 ALL_SCOPES: frozenset[KeyScope] = frozenset(KEY_SCOPES)
-ALL_ROLES: frozenset[UserRole] = frozenset(USER_ROLES)
+PERSON_SCOPES = ALL_SCOPES - {"scim"}
+"""Scopes of a session. What a person may do depends on the roles, and no role provisions people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,8 @@ class Caller:
     """Spend cap of the key in US dollars."""
     models: tuple[str, ...] | None = None
     """Patterns of the models that the key may call; None for all models."""
-    roles: frozenset[UserRole] = ALL_ROLES
-    """API keys of the tenant itself have all roles, and only their scopes limit them."""
+    roles: frozenset[UserRole] | None = None
+    """None for API keys of the tenant itself, which only their scopes limit."""
     user: str | None = None
     """Id of the person, with a session."""
 

@@ -24,6 +24,7 @@ from joserfc.errors import (
 from joserfc.jwk import GuestProtocol, Key, KeySet
 from joserfc.jws import extract_compact
 
+from quire.access.users import MAX_SUBJECT_CHARS
 from quire.errors import SignInRefused, SignInUnavailable
 from quire.settings.schema import SignIn
 
@@ -37,8 +38,6 @@ KEY_REFETCH_SECONDS = 10.0
 """Minimum seconds between two fetches of the keys for tokens with an unknown key: anyone can send such tokens."""
 PROVIDER_TIMEOUT_SECONDS = 10.0
 MAX_TOKEN_CHARS = 20_000
-MAX_SUBJECT_CHARS = 255
-"""As OpenID Connect Core has it."""
 MAX_METADATA_BYTES = 1_000_000
 DEVICE_GRANT = "urn:ietf:params:oauth:grant-type:device_code"
 _TOKEN_TYPES = (None, "jwt")

@@ -42,7 +42,9 @@ def error_to_response(error: QuireError) -> JSONResponse:
     status, headers = http_status(error), retry_headers(error)
     if status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
-    return problem_response(status, detail=error_detail(error), code=error_code(error), headers=headers)
+    # The kind of error in SCIM's own words, from which its routes make their errors.
+    scim = {"scim_type": kind} if (kind := getattr(error, "scim_type", None)) is not None else {}
+    return problem_response(status, detail=error_detail(error), code=error_code(error), headers=headers, **scim)
 
 
 def add_exception_handlers(app: FastAPI) -> None:

@@ -24,14 +24,14 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.access.users import Session, User
+from quire.access.users import MAX_SUBJECT_CHARS, Session, User
 from quire.errors import CrossOriginRequest, InvalidConfiguration, SignInRefused, SignInRequired, SignInUnavailable
 from quire.model.ids import new_secret, now
 from quire.model.people import UserRole, make_space
-from quire.server.caller import ALL_SCOPES, Caller
+from quire.server.caller import PERSON_SCOPES, Caller
 from quire.server.identity_provider import IdentityProvider, ProviderTokens
 from quire.server.telemetry.logs import log_server_event
-from quire.settings.schema import SignIn
+from quire.settings.schema import SignIn, roles_by_group_for
 from quire.store import SqlStore
 
 SESSION_SECONDS = 12 * 3_600
@@ -111,6 +111,9 @@ class SignInService:
         return signed_in, text
 
     async def _confirm(self, claims: Mapping[str, Any], tenant: str | None) -> SignedIn:
+        subject = self._read_subject(claims)
+        if self._sign_in.provisioning == "scim":
+            return await self._confirm_provisioned(subject, tenant)
         roles_by_tenant = self._map_groups(claims)
         chosen = tenant if tenant is not None else next(iter(roles_by_tenant), None)
         if chosen not in roles_by_tenant:
@@ -120,13 +123,40 @@ class SignInService:
                 else f"None of your groups has access to the tenant {tenant!r}."
             )
         user = await self._store.for_tenant(chosen).users.confirm(
-            claims["sub"],
+            subject,
             name=str(claims.get("name") or claims.get("preferred_username") or ""),
             # An address that the provider did not verify could be another person's.
             email=str(claims.get("email") or "") if claims.get("email_verified", True) is True else "",
             roles=roles_by_tenant[chosen],
         )
         return SignedIn(chosen, user)
+
+    def _read_subject(self, claims: Mapping[str, Any]) -> str:
+        """The provider's permanent id of the person."""
+        subject = claims.get(self._sign_in.subject_claim)
+        if not isinstance(subject, str) or not 0 < len(subject) <= MAX_SUBJECT_CHARS:
+            raise SignInRefused(
+                f"The provider sent no claim {self._sign_in.subject_claim!r}, by which people are known."
+            )
+        return subject
+
+    async def _confirm_provisioned(self, subject: str, tenant: str | None) -> SignedIn:
+        """The person whom a directory has created, in the first tenant of the settings in which there are roles."""
+        is_known = False
+        for name in dict.fromkeys(each.tenant for each in self._sign_in.groups.values()):
+            if tenant not in (None, name):
+                continue
+            directory, roles = self._store.for_tenant(name).directory, roles_by_group_for(self._sign_in, name)
+            found = await directory.find_roles(subject, roles)
+            is_known |= found is not None
+            if found:
+                return SignedIn(name, await directory.confirm(subject, roles))
+        if is_known:
+            raise SignInRefused("None of your groups has access; ask who runs the directory to add you to one.")
+        raise SignInRefused(
+            "The directory has not created an account for you here, or has deactivated it. Your id (claim "
+            f"{self._sign_in.subject_claim!r}) is {subject!r}; it must be the externalId that the directory sends."
+        )
 
     def _map_groups(self, claims: Mapping[str, Any]) -> dict[str, frozenset[UserRole]]:
         """Roles by tenant, in the order of the settings."""
@@ -161,7 +191,7 @@ class SignInService:
         if now() >= found.refresh_at:
             found = await self._refresh(tenant, secret, found)
         return Caller(
-            make_space(tenant, found.user.id), found.user.id, ALL_SCOPES, roles=found.user.roles, user=found.user.id
+            make_space(tenant, found.user.id), found.user.id, PERSON_SCOPES, roles=found.user.roles, user=found.user.id
         )
 
     async def find_session(self, request: Request) -> tuple[str, str, Session] | None:
@@ -201,15 +231,24 @@ class SignInService:
         await store.sessions.store_tokens(session.digest, _encrypt_tokens(tokens, secret))
         user = session.user
         if claims is not None:
-            if claims["sub"] != user.subject:
+            if claims.get(self._sign_in.subject_claim) != user.subject:
                 await store.sessions.end(session.digest)
                 raise SignInRequired("The provider's answer is about another person; sign in again.")
-            roles = self._map_groups(claims).get(tenant, frozenset[UserRole]())
-            user = await store.users.confirm(user.subject, name=user.name, email=user.email, roles=roles)
+            user = await self._confirm_again(store, user, claims)
             if not user.roles:
                 await store.sessions.end(session.digest)
                 raise SignInRequired("None of your groups has access to this tenant any more.")
         return session._replace(user=user)
+
+    async def _confirm_again(self, store: SqlStore, user: User, claims: Mapping[str, Any]) -> User:
+        """The person with the roles of this moment."""
+        if self._sign_in.provisioning == "scim":
+            try:
+                return await store.directory.confirm(user.subject, roles_by_group_for(self._sign_in, store.tenant))
+            except SignInRefused:
+                return user._replace(roles=frozenset[UserRole]())
+        roles = self._map_groups(claims).get(store.tenant, frozenset[UserRole]())
+        return await store.users.confirm(user.subject, name=user.name, email=user.email, roles=roles)
 
     async def end(self, request: Request) -> tuple[SignedIn, str | None] | None:
         """Ends the session of the request; the person, and the provider's address that ends its own session."""

@@ -182,9 +182,17 @@ class SignIn(FrozenModel):
         default=None, description="Environment variable with the client's secret; else the client is public."
     )
     url: str = Field(description="Address at which people open this server, such as https://quire.example.org.")
+    subject_claim: str = Field(
+        default="sub", min_length=1, description="Claim with the provider's permanent id of a person; oid of Entra ID."
+    )
     groups_claim: str = Field(default="groups", description="Claim with the names of a person's groups.")
     groups: dict[str, GroupRole] = Field(
         min_length=1, description="Tenant and role of each group of the provider; * is everyone who can sign in."
+    )
+    provisioning: Literal["sign_in", "scim"] = Field(
+        default="sign_in",
+        description="Who is let in, and with which groups: whom the provider signs in, or whom a directory has created "
+        "by SCIM.",
     )
     workloads: dict[str, Workloads] = Field(
         default_factory=dict[str, Workloads], description="Platforms whose tokens replace API keys, by issuer."
@@ -198,6 +206,11 @@ class SignIn(FrozenModel):
         if not (parts.scheme == "https" or is_loopback) or not parts.hostname or parts.query or parts.fragment:
             raise ValueError("use an https:// address without a query; http:// only on loopback")
         return url.rstrip("/")
+
+
+def roles_by_group_for(sign_in: SignIn, tenant: str) -> dict[str, frozenset[UserRole]]:
+    """Roles that each group of the provider has in this tenant."""
+    return {name: frozenset({each.role}) for name, each in sign_in.groups.items() if each.tenant == tenant}
 
 
 class Settings(FrozenModel):
@@ -388,7 +401,8 @@ class Settings(FrozenModel):
     sign_in: SignIn | None = Field(
         default=None,
         description="Sign-in by an identity provider (OpenID Connect): issuer, client_id, client_secret_env, url, "
-        "groups_claim, groups, workloads. See docs/sign-in.md; else there are only API keys.",
+        "subject_claim, groups_claim, groups, provisioning, workloads. See docs/sign-in.md; else there are only API "
+        "keys.",
     )
     trusted_tenants: tuple[str, ...] = Field(
         default=(),

@@ -12,6 +12,7 @@ from functools import partial, wraps
 from cachetools import LRUCache
 
 from quire.access.audit import AuditTrail
+from quire.access.directory import Directory
 from quire.access.keys import Keys, RateLimits
 from quire.access.spending import Spending
 from quire.access.users import Sessions, Shares, Users
@@ -119,6 +120,7 @@ class SqlStore(StorePart):
         self.spending = Spending(base)
         self.rate_limits = RateLimits(base)
         self.users = Users(base)
+        self.directory = Directory(base)
         self.sessions = Sessions(base)
         self.shares = Shares(base)
         self.audit = AuditTrail(base)

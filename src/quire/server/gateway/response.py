@@ -1,14 +1,16 @@
 """Responses of the gateway: an ASGI writer, cancellation when the client disconnects, errors in the client's format.
 
 The server's own errors are problem documents (RFC 9457). Clients of OpenAI's formats read an `error` object in them,
-and the clients of Anthropic and Google read only their own errors. So errors of the gateway's paths are rewritten,
+and the clients of Anthropic, Google and SCIM read only their own errors. So errors of these paths are rewritten,
 wherever they arise.
 """
 
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from pydantic_core import from_json
@@ -18,10 +20,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.model.json_values import get_text, is_object
+from quire.server.scim import build_scim_error
 from quire.wire.codec import Codec
 from quire.wire.codecs import CHAT, GEMINI, MESSAGES
 from quire.wire.http_errors import PROBLEM_MEDIA_TYPE, ErrorResponse
 
+SCIM_PREFIX = "/scim/"
 GATEWAY_PREFIXES = ("/v1/", "/v1beta/", "/v1beta1/")
 MESSAGES_PREFIXES = ("/v1/messages", "/v1/v1/messages")
 GEMINI_PATH = re.compile(r"/v1beta1?/|/v1/(?:models|publishers)/.+:")
@@ -87,20 +91,22 @@ class CancellableResponse(Response):
 
 
 class ErrorFormatMiddleware:
-    """ASGI middleware that rewrites problem documents of the gateway's routes."""
+    """ASGI middleware that rewrites problem documents of the routes of the gateway and of SCIM."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
+        if scope["type"] == "http" and path.startswith(SCIM_PREFIX):
+            return await self._app(scope, receive, _ProblemRewriter(send, build_scim_error).send)
         if scope["type"] != "http" or not path.startswith(GATEWAY_PREFIXES):
             return await self._app(scope, receive, send)
         codec: Codec = MESSAGES if path.startswith(MESSAGES_PREFIXES) else CHAT
         if GEMINI_PATH.match(path):
             codec = GEMINI
             move_key_to_header(scope)
-        return await self._app(scope, receive, _ProblemRewriter(send, codec).send)
+        return await self._app(scope, receive, _ProblemRewriter(send, partial(_build_error, codec)).send)
 
 
 def move_key_to_header(scope: Scope) -> None:
@@ -115,11 +121,16 @@ def move_key_to_header(scope: Scope) -> None:
         scope["headers"] = [*scope["headers"], *((b"x-goog-api-key", key.encode()) for key in keys)]
 
 
-class _ProblemRewriter:
-    """Collects a problem document and sends the codec's error instead; passes everything else on."""
+def _build_error(codec: Codec, status: int, problem: Mapping[str, Any]) -> ErrorResponse:
+    detail = get_text(problem, "detail") or HTTPStatus(status).phrase
+    return codec.build_error(status, detail, code=get_text(problem, "code") or "error")
 
-    def __init__(self, send: Send, codec: Codec) -> None:
-        self._send, self._codec = send, codec
+
+class _ProblemRewriter:
+    """Collects a problem document and sends the error of another format instead; passes everything else on."""
+
+    def __init__(self, send: Send, build_error: Callable[[int, Mapping[str, Any]], ErrorResponse]) -> None:
+        self._send, self._build_error = send, build_error
         self._start: Message | None = None
         self._body = b""
 
@@ -133,13 +144,12 @@ class _ProblemRewriter:
             if not message.get("more_body", False):
                 start, body, problem = self._start, self._body, from_json(self._body)
                 if is_object(problem) and "error" not in problem:
-                    detail = get_text(problem, "detail") or HTTPStatus(start["status"]).phrase
-                    error = self._codec.build_error(start["status"], detail, code=get_text(problem, "code") or "error")
+                    error = self._build_error(start["status"], problem)
                     body = error.body
                     own = Headers({**error.headers, "content-length": str(len(body))}).raw
                     replaced = {name for name, _ in own}
                     others = [pair for pair in start["headers"] if pair[0] not in replaced]
-                    start = {**start, "headers": [*others, *own]}
+                    start = {**start, "status": error.status, "headers": [*others, *own]}
                 await self._send(start)
                 await self._send({"type": "http.response.body", "body": body})
             return

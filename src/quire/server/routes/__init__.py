@@ -10,6 +10,7 @@ from quire.server.routes import (
     models,
     references,
     requests,
+    scim,
     search,
     settings,
     sign_in,
@@ -40,5 +41,6 @@ ROUTERS = (
     transfer.imports_router,
     team.router,
     sign_in.router,
+    scim.router,
     health.router,
 )

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 from pydantic import BaseModel, Field
 
 from quire.access.keys import KEY_SCOPES, MAX_KEY_SPEND_USD, MAX_MODEL_PATTERN_CHARS, MAX_MODEL_PATTERNS, KeyScope
+from quire.errors import InsufficientScope
 from quire.schemas.records import CreatedKeySchema, KeySchema, SpendingSchema
 from quire.server.auth import get_key_verifier, require_action
 from quire.server.caller import Caller
@@ -79,6 +80,8 @@ async def create_key(
     It has these limits also where none are given, and is revoked with the caller's key. A key with a spend cap cannot
     create keys that call models.
     """
+    if excess := sorted(set(body.scopes) - caller.scopes):
+        raise InsufficientScope(f"The new key cannot have the scope {excess[0]!r}, which you do not have.")
     created, text = await server_state.store.for_tenant(caller.tenant).keys.create(
         body.name,
         body.scopes,

@@ -17,7 +17,7 @@ from quire.log import MAIN_BRANCH
 from quire.model.people import USER_ROLES, make_space
 from quire.schemas.team import LoginSchema
 from quire.server.auth import audit_request, authorize, get_sign_in
-from quire.server.caller import ALL_SCOPES, Caller
+from quire.server.caller import PERSON_SCOPES, Caller
 from quire.server.dependencies import ConversationId, StateDep
 from quire.server.event_stream import ClosingStreamingResponse
 from quire.server.page import PLAIN_PAGE_HEADERS, make_notice, make_plain_page, stream_text_page
@@ -42,7 +42,7 @@ SignInDep = Annotated[Any, Depends(require_sign_in)]
 
 def _to_caller(signed_in: "SignedIn") -> Caller:
     user = signed_in.user
-    return Caller(make_space(signed_in.tenant, user.id), user.id, ALL_SCOPES, roles=user.roles, user=user.id)
+    return Caller(make_space(signed_in.tenant, user.id), user.id, PERSON_SCOPES, roles=user.roles, user=user.id)
 
 
 def _explain(error: SignInRefused | SignInUnavailable) -> Response:
