@@ -345,6 +345,7 @@ WITHOUT_CONVERSATION = {
     "purge_tenant",
     "check",
     "check_known_outage",
+    "fetch_branches",
     "find_cell",
     "list_cells",
     "list_lost_cells",
