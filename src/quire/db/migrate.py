@@ -19,7 +19,7 @@ from quire.db.database_url import create_private_files, parse_database_url
 from quire.db.pgvector import enable_pgvector
 from quire.errors import SchemaOutdated, StoreBusy
 
-SCHEMA_VERSION = "0010"
+SCHEMA_VERSION = "0011"
 OLDEST_READER = "0001"
 """The oldest schema version whose code can use this schema. A migration that only expands does not change it."""
 VERSION_TABLE = "quire_version"

@@ -4,8 +4,8 @@ from alembic import op
 
 from quire.db.migrations.tenancy import build_row_security
 
-revision = "0010"
-down_revision = "0009"
+revision = "0011"
+down_revision = "0010"
 
 
 def upgrade() -> None:
