@@ -100,10 +100,10 @@ async def send_for_stream(client: Client, number: int) -> AsyncIterator[None]:
             yield
 
 
-async def send_agent_history(client: Client, number: int) -> AsyncIterator[None]:
-    """Sends half a megabyte of calls and results, and one more question with each turn."""
+async def send_agent_history(client: Client, number: int, *, messages: int = LONG_LIST_MESSAGES) -> AsyncIterator[None]:
+    """Sends calls and results, half a kilobyte a message, and one more question with each turn."""
     conversation, history = new_id(), list[dict[str, Any]]()
-    for step in range(LONG_LIST_MESSAGES // 4):
+    for step in range(messages // 4):
         function = {"name": "read", "arguments": json.dumps({"path": f"/{number}/{step}"})}
         call = {"id": f"call-{step}", "type": "function", "function": function}
         history += [
