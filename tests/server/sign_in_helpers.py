@@ -70,10 +70,16 @@ def make_sign_in(url: str, issuer: str, **changes: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def serve_team(
-    store: SqlStore, provider: OidcProvider, scripted: ScriptedAgent, *, port: int, **settings: Any
+    store: SqlStore,
+    provider: OidcProvider,
+    scripted: ScriptedAgent,
+    *,
+    port: int,
+    url: str | None = None,
+    **settings: Any,
 ) -> AsyncIterator[TeamServer]:
-    """A server on this port, whose address the provider knows."""
-    url = f"http://127.0.0.1:{port}"
+    """A server on this port, which people open at this URL; the provider knows it."""
+    url = url or f"http://127.0.0.1:{port}"
     sign_in = make_sign_in(url, provider.issuer, **settings.pop("sign_in", {}))
     values = {"model": "gpt-4o", "context_limit": 8_000, "requests_per_minute": None, "sign_in": sign_in} | settings
     async with UpstreamClient() as http_client:

@@ -4,8 +4,10 @@ The provider is real. `ATTACK_PATHS` and the parameters below are the list of at
 """
 
 import json
+import re
 from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -198,6 +200,39 @@ async def test_pages_of_other_sites_cannot_use_a_session(team: TeamServer):
         assert (await ann.get("/api/conversations")).status_code == 200
 
 
+SETTING_CHANGES: list[dict[str, Any]] = [
+    {"encryption": {"tenants": ["nobody"], "key_env": "HOME"}},
+    {"encryption": {"key_command": ["sh", "-c", "true"]}},
+    {"encryption": None},
+    {"tenant_masking": {}},
+    {"sign_in": None},
+    {"sign_in": {"groups": {"*": {"tenant": TENANT, "role": "owner"}}}},
+    {"database_url": "sqlite:///elsewhere.db"},
+    {"agent": "/etc/passwd"},
+    {"trusted_tenants": [TENANT]},
+    {"model": "another"},
+]
+
+
+async def test_no_role_and_no_key_reaches_keys_masking_or_sign_in_by_the_settings(team: TeamServer, store: SqlStore):
+    before = team.state.settings
+    key = await create_key_for(store, TENANT)
+    async with team.open_browser("otto") as otto, team.open_browser("cora") as cora:
+        program = {"Authorization": f"Bearer {key}"}
+        async with httpx2.AsyncClient(base_url=team.url, headers=program) as client:
+            for caller in (otto, cora, client):
+                for changes in SETTING_CHANGES:
+                    refused = await caller.patch("/api/settings", json={"changes": changes})
+                    assert refused.status_code == 403, changes
+                    preview = {"conversation": "c", "changes": changes}
+                    answer = await caller.post("/api/settings/preview", json=preview)
+                    assert answer.status_code in (400, 403, 404), changes
+        # The page shows settings, and none of these.
+        shown = (await cora.get("/api/settings")).text
+        assert not any(f'"{name}"' in shown for name in ("encryption", "sign_in", "tenant_masking", "database_url"))
+    assert team.state.settings == before
+
+
 async def test_another_persons_things_are_out_of_reach_by_every_address(team: TeamServer, store: SqlStore):
     async with team.open_browser("ann") as ann, team.open_browser("ben") as ben, team.open_browser("pia") as pia:
         people = {each.name: each for each in await store.for_tenant(TENANT).users.list()}
@@ -331,3 +366,21 @@ async def test_tokens_of_people_are_no_api_keys(team: TeamServer, provider: Oidc
     async with httpx2.AsyncClient(base_url=team.url, headers={"Authorization": f"Bearer {key}"}) as client:
         assert (await client.get("/api/conversations")).status_code == 200
         assert (await client.get("/api/audit")).status_code == 200
+
+
+def test_the_docs_list_the_attempts_and_their_number():
+    """Each row of the table names a list of attempts, which it counts."""
+    from test_bad_tokens import BAD_TOKENS
+    from test_scim import BAD_REQUESTS
+
+    page = (Path(__file__).parents[2] / "docs" / "security-model.md").read_text()
+    counted = {
+        "open redirect": len(OPEN_REDIRECTS),
+        "cross-site request forgery": len(CROSS_SITE_HEADERS) * len(WRITES),
+        "bad tokens": len(BAD_TOKENS),
+        "settings of encryption, masking and sign-in": 2 * 3 * len(SETTING_CHANGES),
+        "malformed SCIM requests": len(BAD_REQUESTS),
+    }
+    rows = {name: int(number) for name, number in re.findall(r"^\| ([^|]+?) \| (\d+) \|", page, re.MULTILINE)}
+    assert {name: rows.get(name) for name in counted} == counted
+    assert sum(rows.values()) > 300

@@ -2,7 +2,14 @@
 
 import os
 import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import httpx2
 import pytest
 from server_helpers import ScriptedAgent
 from sign_in_helpers import PEOPLE, serve_team
@@ -11,7 +18,55 @@ from infra.oidc_provider import find_free_port, run_provider
 from quire.server.page import STATIC_DIR
 from quire.store import SqlStore
 
+if TYPE_CHECKING:
+    from playwright.async_api import Page
+
 CHROMIUM = shutil.which("chromium")
+HAPROXY = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+
+async def sign_in(page: "Page", name: str) -> None:
+    await page.fill("input[name=login]", name)
+    await page.fill("input[name=password]", "any")
+    await page.click("button[type=submit]")
+    # The provider's question whether the client may know the name.
+    await page.click("button[type=submit]")
+
+
+@contextmanager
+def run_tls_proxy(folder: Path, port: int, backend: int) -> Iterator[None]:
+    """HAProxy with a certificate that it signed itself, before the server at the port `backend`."""
+    assert HAPROXY is not None
+    certificate = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=127.0.0.1"]
+    certificate += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
+    subprocess.run(certificate, check=True, capture_output=True)
+    (folder / "both.pem").write_text((folder / "certificate.pem").read_text() + (folder / "key.pem").read_text())
+    (folder / "haproxy.cfg").write_text(
+        f"""
+        defaults
+            mode http
+            option forwardfor
+            timeout connect 5s
+            timeout client 60s
+            timeout server 60s
+        frontend people
+            bind 127.0.0.1:{port} ssl crt {folder}/both.pem
+            default_backend quire
+        backend quire
+            server node 127.0.0.1:{backend}
+        """
+    )
+    with subprocess.Popen([HAPROXY, "-f", str(folder / "haproxy.cfg")], stderr=subprocess.DEVNULL) as proxy:
+        try:
+            for _ in range(200):
+                try:
+                    httpx2.get(f"https://127.0.0.1:{port}/healthz", verify=False)
+                    break
+                except httpx2.ConnectError:
+                    time.sleep(0.05)
+            yield
+        finally:
+            proxy.terminate()
 
 
 @pytest.mark.slow
@@ -24,14 +79,7 @@ async def test_a_person_signs_in_with_a_browser_reads_a_shared_link_and_signs_ou
     if not (STATIC_DIR / "index.html").is_file():
         message = "THE PAGE IS NOT BUILT: no sharing is tested in a browser"
         pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-    from playwright.async_api import Page, async_playwright
-
-    async def sign_in(page: Page, name: str) -> None:
-        await page.fill("input[name=login]", name)
-        await page.fill("input[name=password]", "any")
-        await page.click("button[type=submit]")
-        # The provider's question whether the client may know the name.
-        await page.click("button[type=submit]")
+    from playwright.async_api import async_playwright
 
     port = find_free_port()
     with run_provider(f"http://127.0.0.1:{port}/auth/callback") as provider:
@@ -91,3 +139,56 @@ async def test_a_person_signs_in_with_a_browser_reads_a_shared_link_and_signs_ou
             await ann.wait_for_url(f"{team.url}/auth/out*")
             assert (await ann.context.request.get(f"{team.url}/api/conversations")).status == 401
             await browser.close()
+
+
+@pytest.mark.slow
+async def test_over_https_the_cookies_are_of_this_host_alone(store: SqlStore, scripted: ScriptedAgent, tmp_path: Path):
+    """Behind a proxy with TLS, as `docs/sign-in.md` has it: `__Host-` cookies, which no other origin can plant."""
+    if CHROMIUM is None or HAPROXY is None:
+        message = "CHROMIUM OR HAPROXY IS NOT INSTALLED: no sign-in is tested over https"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    from playwright.async_api import async_playwright
+
+    port, backend = find_free_port(), find_free_port()
+    url = f"https://127.0.0.1:{port}"
+    with run_provider(f"{url}/auth/callback") as provider:
+        provider.command(groups=PEOPLE)
+        async with serve_team(store, provider, scripted, port=backend, url=url), async_playwright() as playwright:
+            with run_tls_proxy(tmp_path, port, backend):
+                browser = await playwright.chromium.launch(
+                    executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+                )
+                context = await browser.new_context(ignore_https_errors=True)
+                ann = await context.new_page()
+                await ann.goto(f"{url}/auth/login?return_to=/auth/account")
+                # At the provider, which is another origin of the same host: a browser takes no such cookie from it.
+                await ann.evaluate("document.cookie = '__Host-quire-session=planted; Path=/; Secure'")
+                assert not any("session" in each["name"] for each in await context.cookies(url))
+                pending = {each["name"]: each for each in await context.cookies(url)}["__Host-quire-pending"]
+                assert (pending["secure"], pending["httpOnly"], pending["path"]) == (True, True, "/")
+                await sign_in(ann, "ann")
+                await ann.wait_for_url(f"{url}/auth/account")
+                assert "ann@example.org, member of harbour" in await ann.inner_text("main")
+                cookies = {each["name"]: each for each in await context.cookies(url) if "quire" in each["name"]}
+                assert set(cookies) == {"__Host-quire-session"}
+                session = cookies["__Host-quire-session"]
+                assert (session["secure"], session["httpOnly"], session["path"]) == (True, True, "/")
+                assert (session["domain"], session["sameSite"]) == ("127.0.0.1", "Lax")
+                assert await ann.evaluate("document.cookie") == ""
+                # Not over http, where others could read it.
+                assert not any("session" in each["name"] for each in await context.cookies("http://127.0.0.1/"))
+                created = await ann.evaluate(
+                    """async () => (await fetch('/api/conversations', {method: 'POST', body: '{}', headers:
+                        {'content-type': 'application/json'}})).status"""
+                )
+                assert created == 201
+                # A server without TLS would not get the cookie, nor take it under the name for http.
+                async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{backend}") as plain:
+                    name = f"quire-session-{port}"
+                    refused = await plain.get("/api/conversations", headers={"cookie": f"{name}={session['value']}"})
+                    assert refused.status_code == 401
+                await ann.click("text=Sign out")
+                await ann.click("button[value=yes]")
+                await ann.wait_for_url(f"{url}/auth/out*")
+                assert not any("quire" in each["name"] for each in await context.cookies(url))
+                await browser.close()
