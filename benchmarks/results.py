@@ -36,6 +36,8 @@ MISSED_REASONS = {
     r"gateway\.open_loop_added_p99_to_litellm": "a turn is stored before it is answered, and LiteLLM stores nothing",
     r"import\.\w+_seconds_per_bare_second": "a transcript is parsed, digested and matched, not only inserted",
     r"insights\.\w+ command \(ms\)": "the start of the command, as of every command; the API answers within the goal",
+    r"soak\.unscripted_failures": "a lock or a connection of the database was not free in time, "
+    "at a load average of 16 to 24",
     r"turns\.evaluated_to_SummarizationMiddleware": "compared over the steps until the middleware ended with an error, "
     "before most of the compactions",
     r"recall\.prepare_over_scan_.*": "the ranking of candidates in Python, against a scan by the database",

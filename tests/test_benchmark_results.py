@@ -72,7 +72,7 @@ def test_the_page_discloses_no_paths():
 
 def test_every_benchmark_has_a_place():
     programs = [path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()]
-    servers = {"all", "gateway_servers", "soak_upstream"}
+    servers = {"all", "fit_ranker", "gateway_servers", "soak_upstream"}
     listed = {*all_benchmarks.NAMES, *all_benchmarks.BY_NAME_ONLY}
     assert {path.stem for path in programs} - servers == listed
 
