@@ -6,6 +6,7 @@ import pytest
 from cli_fixtures import invoke_cli
 
 from infra.cells import Cells
+from quire.db.migrate import SCHEMA_VERSION
 from quire.model import Message
 from quire.settings.schema import HOME_CELL
 from quire.store import SqlStore
@@ -48,5 +49,5 @@ def test_a_tenant_is_moved_and_listed_in_its_cell():
 def test_all_cells_are_upgraded_and_doctor_finds_nothing():
     upgraded = invoke_cli("db", "upgrade", "--json")
     assert upgraded.exit_code == 0, upgraded.output
-    assert [each["version"] for each in json.loads(upgraded.stdout)["databases"]] == ["0010"] * 3
+    assert [each["version"] for each in json.loads(upgraded.stdout)["databases"]] == [SCHEMA_VERSION] * 3
     assert invoke_cli("worker", "--once").exit_code == 0
