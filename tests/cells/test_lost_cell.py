@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def clusters() -> Iterator[dict[str, Cluster]]:
     with ExitStack() as stack:
-        yield {name: stack.enter_context(Cluster.start(18)) for name in TENANTS.values()}
+        yield {name: stack.enter_context(Cluster.start(18, fsync=True)) for name in TENANTS.values()}
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ async def put_load(
         path = f"/api/conversations/{conversations[tenant]}"
         while time.monotonic() < ends_at:
             for method, where, body in (
-                ("POST", f"{path}/branches/0/messages", {"messages": ["When is high tide?"]}),
+                ("POST", f"{path}/messages", {"messages": ["When is high tide?"]}),
                 ("GET", path, None),
             ):
                 started = time.perf_counter()

@@ -10,6 +10,7 @@ import pytest
 from psycopg import errors, sql
 
 from infra.builders import make_turn
+from quire.access.directory import GroupChange
 from quire.access.spending import SpendCaps
 from quire.db.store_part import StorePart
 from quire.errors import (
@@ -121,6 +122,8 @@ async def fill_store(store: SqlStore) -> None:
     await store.sessions.create(b"a digest", user.id, expires_at=2**62, refresh_at=2**62, tokens="tokens")
     await store.shares.set_readers(user.id, "conversation 0", ["a reader"])
     await store.audit.append("sign_in", actor=user.id, target={})
+    person = await store.directory.create_user({"userName": "a name", "active": True}, {})
+    await store.directory.create_group(GroupChange("a group", None, frozenset({person.id})), {})
 
 
 @pytest.fixture
@@ -398,7 +401,7 @@ async def collect_export(store: SqlStore, conversation: str) -> list[str]:
 # These parts are tested on their own: they hold nothing of a conversation's content, or see all tenants by design.
 OTHER_PARTS = {
     "keys", "rate_limits", "leases", "turn_events", "background", "backtests", "all_tenants", "users", "sessions",
-    "shares", "audit",
+    "shares", "audit", "directory",
 }  # fmt: skip
 
 

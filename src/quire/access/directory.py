@@ -47,7 +47,7 @@ class DirectoryGroup(NamedTuple):
     created_at: int
     changed_at: int
     members: tuple[str, ...]
-    """Ids of people; empty if they were not asked for."""
+    """Ids of people; empty unless requested."""
 
 
 class GroupChange(NamedTuple):
@@ -276,10 +276,10 @@ def _describe(resource: Mapping[str, Any]) -> dict[str, str]:
     parts = " ".join(name[each] for each in ("givenName", "familyName") if name.get(each))
     emails: list[Mapping[str, Any]] = resource.get("emails") or []
     email = next((each["value"] for each in emails if each.get("primary")), emails[0]["value"] if emails else "")
-    shown = resource.get("displayName") or name.get("formatted") or parts or resource["userName"]
+    label = resource.get("displayName") or name.get("formatted") or parts or resource["userName"]
     return {
         "subject": _subject_of(resource),
-        "name": sanitize_text(shown)[:MAX_CLAIM_CHARS],
+        "name": sanitize_text(label)[:MAX_CLAIM_CHARS],
         "email": sanitize_text(email)[:MAX_CLAIM_CHARS],
     }
 

@@ -221,7 +221,7 @@ async def move(
         bool, typer.Option("--undo", help="Return from a move that was interrupted; its copy is deleted.")
     ] = False,
     keep_source: Annotated[
-        bool, typer.Option("--keep-source", help="Leave the rows in the old cell, where nothing reads them.")
+        bool, typer.Option("--keep-source", help="Keep the rows in the old cell, where nothing reads them.")
     ] = False,
     overrides: SetOptions = None,
 ) -> Result:

@@ -2,7 +2,7 @@
 
 Each tenant lives in one cell, with everything it has. The directory, a table of the home cell, has the cell and the
 epoch of each tenant that was moved; all others live in the home cell, at epoch 0. Each process caches what it has read
-of the directory, without an expiry: every transaction tells the cell the epoch that the process knows, in the message
+of the directory, without an expiry: every transaction sends the cell the epoch that the process knows, in the message
 that sets the tenant, and a cell refuses an epoch that is not the tenant's. The process then looks again.
 
 A cell that cannot be reached takes down its own tenants only. Where it is the home cell, tenants that are not in the

@@ -1,7 +1,7 @@
 """Reads from a streaming replica: those that may lag, and only while it has what their tenant last wrote.
 
 A commit on the primary has a position in the write-ahead log. This process remembers it for each tenant that it writes
-for, and tells it to the other processes by a notification, before the one that names the changed conversation. A read
+for, and sends it to the other processes by a notification, before the one that names the changed conversation. A read
 that may lag goes to the replica if that has replayed the position of its tenant; otherwise to the primary. So a list
 right after a write has the write. Everything else never reads the replica.
 
@@ -30,7 +30,7 @@ SAMPLE_INTERVAL_SECONDS = 2.0
 SAMPLE_SECONDS = 2.0
 """Maximum time of a look at the replica; one that does not answer in it is not used."""
 MAX_SAMPLES = 64
-"""Positions of the primary that are remembered to tell the lag: more than two minutes."""
+"""Positions of the primary that are remembered to compute the lag: more than two minutes."""
 MAX_LAG_SECONDS = 60.0
 """Lag above which the replica is not used: replication may have stopped."""
 MAX_POSITIONS = 100_000
@@ -121,7 +121,7 @@ class ReplicaDatabase:
         if self._state.status != "ok":
             return False
         if self._known_resumes < self._resumes or not self.notifications.is_listening:
-            # Other processes may have written what this one was not told.
+            # Other processes may have written what this one does not know yet.
             resumes = self._resumes
             [(self._positions.floor,)] = await self._primary.fetch(_COMMITTED, {}, "")
             self._known_resumes = resumes

@@ -72,7 +72,7 @@ class JobQueue:
         return TenantJobs(self.defer_deduplicated, tenant)
 
     async def defer_deduplicated(self, jobs: Sequence[Job]) -> None:
-        """Enqueues jobs of an engine, except those that it has asked for a moment ago."""
+        """Enqueues jobs of an engine, except those that it requested a moment ago."""
         for job in jobs:
             # An engine delays its indexing jobs itself, and the last of them must not be dropped.
             if job.kind == "index_messages" or job not in self._recent_jobs:

@@ -60,7 +60,7 @@ class _Room:
         self._used, self._lock = used, Lock()
 
     def claim(self, count: int, new_count: int) -> bool:
-        """Whether nobody has written behind the first `count` rows; if so, the caller may, up to `new_count`."""
+        """Whether nothing was written behind the first `count` rows; if so, the caller may, up to `new_count`."""
         with self._lock:
             is_free = self._used == count
             self._used = new_count if is_free else self._used

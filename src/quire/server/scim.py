@@ -408,14 +408,14 @@ def select_attributes(resource: dict[str, Any], attributes: str | None, excluded
 
     chosen, always = dict[str, Any](), ("schemas", "id")
     for name, value in resource.items():
-        wanted = [each for each in split(attributes or "") if each[0] == name.lower()]
+        requested = [each for each in split(attributes or "") if each[0] == name.lower()]
         unwanted = [each for each in split(excluded or "") if each[0] == name.lower()]
         if name in always or (not attributes and not unwanted):
             chosen[name] = value
-        elif attributes and wanted:
-            parts = {each[1] for each in wanted if len(each) == 2}
+        elif attributes and requested:
+            parts = {each[1] for each in requested if len(each) == 2}
             keep: Callable[[str], bool] = lambda part, parts=parts: part.lower() in parts  # noqa: E731
-            chosen[name] = _select_parts(value, keep) if all(len(each) == 2 for each in wanted) else value
+            chosen[name] = _select_parts(value, keep) if all(len(each) == 2 for each in requested) else value
         elif unwanted and all(len(each) == 2 for each in unwanted):
             parts = {each[1] for each in unwanted}
             chosen[name] = _select_parts(value, lambda part, parts=parts: part.lower() not in parts)

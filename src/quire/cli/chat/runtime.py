@@ -200,7 +200,7 @@ async def open_chosen_conversation(engine: "Engine", chat_options: ChatOptions) 
         branches = await store.list_branches(name)
     except ConversationNotFound:
         found = await find_conversations(store, name)
-        # The beginning of an id that somebody chose may be a new id: `team-1` beside `team-10`.
+        # The beginning of an id that a user chose may be a new id: `team-1` next to `team-10`.
         if len(found) != 1 or (found[0].id.startswith(name) and not _GENERATED_ID.fullmatch(found[0].id)):
             return await engine.conversation(name)
         name = found[0].id

@@ -43,7 +43,7 @@ def parse_usage(body: dict[str, Any]) -> Usage | None:
     sent, received = counts.get("prompt_tokens") or 0, counts.get("completion_tokens") or 0
     reasoning = get_object(counts, "completion_tokens_details").get("reasoning_tokens") or 0
     if counts.get("total_tokens") == sent + received + reasoning:
-        # Some providers, such as xAI, state reasoning tokens beside the others instead of among them.
+        # Some providers, such as xAI, state reasoning tokens in addition to the others instead of among them.
         received += reasoning
     cache = get_object(counts, "prompt_tokens_details")
     others = {key: value for key, value in body.items() if key not in _ENVELOPE_FIELDS and value is not None}
