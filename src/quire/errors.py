@@ -17,6 +17,7 @@ QuireError
 │   ├── StaleHead
 │   ├── StaleCompaction
 │   ├── StaleSegment
+│   ├── DirectoryConflict
 │   ├── MemoryRetired
 │   ├── TurnInProgress
 │   └── TurnLeaseLost
@@ -35,6 +36,7 @@ QuireError
 ├── WorkTimeout
 ├── InvalidEntry
 ├── InvalidRequest
+│   └── InvalidScim
 ├── InvalidConfiguration
 ├── ContextOverflow
 ├── StorageQuotaReached

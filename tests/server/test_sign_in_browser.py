@@ -2,10 +2,11 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,16 +55,16 @@ def run_tls_proxy(folder: Path, port: int, backend: int) -> Iterator[None]:
             default_backend quire
         backend quire
             server node 127.0.0.1:{backend}
-        """
+"""
     )
     with subprocess.Popen([HAPROXY, "-f", str(folder / "haproxy.cfg")], stderr=subprocess.DEVNULL) as proxy:
         try:
             for _ in range(200):
-                try:
-                    httpx2.get(f"https://127.0.0.1:{port}/healthz", verify=False)
+                # No request: the server answers in the event loop that waits here.
+                with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
                     break
-                except httpx2.ConnectError:
-                    time.sleep(0.05)
+                time.sleep(0.05)
+            assert proxy.poll() is None, "HAProxy did not start"
             yield
         finally:
             proxy.terminate()
@@ -143,7 +144,7 @@ async def test_a_person_signs_in_with_a_browser_reads_a_shared_link_and_signs_ou
 
 @pytest.mark.slow
 async def test_over_https_the_cookies_are_of_this_host_alone(store: SqlStore, scripted: ScriptedAgent, tmp_path: Path):
-    """Behind a proxy with TLS, as `docs/sign-in.md` has it: `__Host-` cookies, which no other origin can plant."""
+    """Behind a proxy with TLS, as `docs/sign-in.md` has it: `__Host-` cookies, for this host and over TLS only."""
     if CHROMIUM is None or HAPROXY is None:
         message = "CHROMIUM OR HAPROXY IS NOT INSTALLED: no sign-in is tested over https"
         pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
@@ -161,9 +162,10 @@ async def test_over_https_the_cookies_are_of_this_host_alone(store: SqlStore, sc
                 context = await browser.new_context(ignore_https_errors=True)
                 ann = await context.new_page()
                 await ann.goto(f"{url}/auth/login?return_to=/auth/account")
-                # At the provider, which is another origin of the same host: a browser takes no such cookie from it.
+                # The provider is on another port of the same host, and browsers share cookies between ports. What it
+                # plants opens nothing, and the sign-in replaces it.
                 await ann.evaluate("document.cookie = '__Host-quire-session=planted; Path=/; Secure'")
-                assert not any("session" in each["name"] for each in await context.cookies(url))
+                assert (await context.request.get(f"{url}/api/conversations")).status == 401
                 pending = {each["name"]: each for each in await context.cookies(url)}["__Host-quire-pending"]
                 assert (pending["secure"], pending["httpOnly"], pending["path"]) == (True, True, "/")
                 await sign_in(ann, "ann")
@@ -172,16 +174,13 @@ async def test_over_https_the_cookies_are_of_this_host_alone(store: SqlStore, sc
                 cookies = {each["name"]: each for each in await context.cookies(url) if "quire" in each["name"]}
                 assert set(cookies) == {"__Host-quire-session"}
                 session = cookies["__Host-quire-session"]
+                assert session["value"] != "planted"
                 assert (session["secure"], session["httpOnly"], session["path"]) == (True, True, "/")
                 assert (session["domain"], session["sameSite"]) == ("127.0.0.1", "Lax")
                 assert await ann.evaluate("document.cookie") == ""
-                # Not over http, where others could read it.
-                assert not any("session" in each["name"] for each in await context.cookies("http://127.0.0.1/"))
-                created = await ann.evaluate(
-                    """async () => (await fetch('/api/conversations', {method: 'POST', body: '{}', headers:
-                        {'content-type': 'application/json'}})).status"""
-                )
-                assert created == 201
+                # The account page may fetch nothing (CSP), so the request is made beside it, with its cookies.
+                created = await context.request.post(f"{url}/api/conversations", data={}, headers={"origin": url})
+                assert created.status == 201, await created.text()
                 # A server without TLS would not get the cookie, nor take it under the name for http.
                 async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{backend}") as plain:
                     name = f"quire-session-{port}"

@@ -54,7 +54,7 @@ def parse_filter(text: str | None, names: Sequence[str]) -> dict[str, str]:
     if len(text) > MAX_FILTER_CHARS:
         raise InvalidScim(f"The filter has more than {MAX_FILTER_CHARS:,} characters.", scim_type="invalidFilter")
     # `emails[type eq "work"].value eq "x"` asks for the address, whatever its type.
-    text = re.sub(r"emails\[[^\]]*\]\.value", "emails.value", text, flags=re.IGNORECASE)
+    text = re.sub(r"emails\[[^\[\]]*\]\.value", "emails.value", text, flags=re.IGNORECASE)
     found: dict[str, str] = {}
     for name, operator, value in _parse_comparisons(text):
         known = next(
