@@ -54,6 +54,7 @@ QuireError
 │   │   ├── StoreFull
 │   │   └── StoreRolledBack
 │   ├── StoreBusy
+│   ├── ObjectStorageUnavailable
 │   └── SchemaOutdated
 ├── ModelError
 │   ├── ModelContextOverflow
@@ -383,6 +384,10 @@ class StoreRolledBack(StoreUnavailable):
 
 class StoreBusy(StoreError):
     """A lock or a connection of the database did not become free in time; retry."""
+
+
+class ObjectStorageUnavailable(StoreError):
+    """The object storage does not answer; what is stored there can be read once it does. Retry."""
 
 
 class SchemaOutdated(StoreError):

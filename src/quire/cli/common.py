@@ -241,7 +241,8 @@ async def open_store(overrides: Sequence[str] | None = None) -> AsyncGenerator["
     enable_garbage_collection()
     settings = load_cli_settings(overrides).settings
     keys = TenantKeys.from_settings(settings.encryption, os.environ)
-    async with SqlStore.open(resolve_database_url(settings), masking=settings.tenant_masking, keys=keys) as store:
+    url, objects = resolve_database_url(settings), settings.object_storage_url
+    async with SqlStore.open(url, masking=settings.tenant_masking, keys=keys, object_storage=objects) as store:
         yield store
 
 

@@ -87,7 +87,8 @@ async def _run_worker(
     if agent is not None:
         settings = settings.model_validate({**settings.model_dump(), **agent.setting_overrides})
     keys = TenantKeys.from_settings(settings.encryption, os.environ)
-    async with SqlStore.open(url, masking=settings.tenant_masking, keys=keys) as store:
+    objects = settings.object_storage_url
+    async with SqlStore.open(url, masking=settings.tenant_masking, keys=keys, object_storage=objects) as store:
         engines = TenantEngines(
             store,
             settings,

@@ -19,7 +19,7 @@ from quire.db.database_url import create_private_files, parse_database_url
 from quire.db.pgvector import enable_pgvector
 from quire.errors import SchemaOutdated, StoreBusy
 
-SCHEMA_VERSION = "0009"
+SCHEMA_VERSION = "0010"
 OLDEST_READER = "0001"
 """The oldest schema version whose code can use this schema. A migration that only expands does not change it."""
 VERSION_TABLE = "quire_version"
@@ -33,6 +33,7 @@ _TENANT_TABLES = (
     "api_keys", "turn_events", "rate_limits", "uncounted_branches", "counted_branches", "usage_contributions",
     "usage_totals", "usage_turns", "document_pairs", "backtests", "backtest_shards",
     "users", "sessions", "shares", "audit", "audit_heads", "tenant_keys",
+    "archives", "pending_objects",
 )  # fmt: skip
 _DERIVED_TABLES = (
     "passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "documents", "uncounted_branches",
@@ -54,7 +55,9 @@ _UPDATABLE_COLUMNS = {
     "branches": ("name", "head_seq", "head_digest", "head_path", "state", "updated_at", "row_digest"),
     "entries": ("body", "notes", "tokens", "counter", "purged_at"),
     "manifests": ("manifest", "response_id", "row_digest"),
-    "blobs": ("uploaded_at",),
+    "blobs": ("uploaded_at", "data", "object", "size"),
+    "archives": ("object", "title", "tokens", "bytes", "changed_at", "row_digest"),
+    "pending_objects": ("since",),
     "calibrations": ("calibration", "row_digest"),
     "transcripts": ("conversation", "line_count", "modified_at", "summary", "row_digest"),
     "costs": ("cost_usd",),
@@ -207,12 +210,13 @@ def grant_access(url: str, role: str) -> None:
             ),
             f"GRANT DELETE ON quire_blobs, quire_blob_uses, quire_spend_reservations, quire_turn_leases, "
             f"quire_transcripts, quire_transcript_lines, quire_turn_events, quire_request_bodies, "
-            f"quire_background_responses, quire_sessions, quire_shares TO {name}",
+            f"quire_background_responses, quire_sessions, quire_shares, quire_pending_objects TO {name}",
             # The search index, the usage roll-up and backtests are derived and may be rewritten.
             f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _DERIVED_TABLES)} TO {name}",
             # For the sweep over the conversations of all tenants, and for event streams.
             f"GRANT EXECUTE ON FUNCTION quire_list_updated_conversations, quire_list_branch_heads, "
-            f"quire_list_unanswered_responses, quire_list_encrypted_tenants TO {name}",
+            f"quire_list_unanswered_responses, quire_list_encrypted_tenants, quire_list_object_work, "
+            f"quire_delete_offloaded TO {name}",
             f"GRANT SELECT, INSERT, UPDATE ON quire_sweeps TO {name}",
         ]
         for statement in statements:

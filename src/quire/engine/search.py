@@ -102,7 +102,7 @@ async def search_messages(
         limit=min(limit, MAX_RESULTS),
     )  # fmt: skip
     keys = [MessageKey(hit.conversation, hit.branch, hit.seq) for hit in hits]
-    entries, records = await engine.store.message_index.read_messages(keys)
+    entries, records = await engine.store.read_messages(keys)
     records = {each.id: each for each in await engine.store.fill_titles(*records.values())}
 
     def make_hits() -> list[MessageHit]:

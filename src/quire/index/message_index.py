@@ -18,7 +18,7 @@ from quire.db.column_types import seal_value
 from quire.db.dialects import insert_or_ignore, upsert
 from quire.db.raw_sql import fetch, fetch_binary, yield_to_event_loop
 from quire.db.schema import branches, entries, message_segments, terms, unindexed_branches
-from quire.db.store_part import StorePart, read, read_bulk, read_inline, write_bulk
+from quire.db.store_part import EntriesOffloaded, StorePart, read, read_bulk, read_inline, write_bulk
 from quire.errors import InvalidEntry, StaleSegment
 from quire.index.inverted_index import (
     SearchScope,
@@ -211,6 +211,9 @@ def _make_task(
         if stored.last_seq < last:
             first = stored.last_seq + 1
     own_entries = reads.read_own_range(connection, tenant, row.conversation, branch=row.branch, first=first, last=last)
+    if not own_entries:
+        for conversation in reads.list_offloaded(connection, tenant, [row.conversation]):
+            raise EntriesOffloaded(conversation)
     return SegmentTask(row.conversation, row.branch, segment, last, stored, data, tuple(own_entries))
 
 

@@ -16,10 +16,11 @@ from quire.engine.background_jobs import BackgroundJobs, EngineJobKind, TaskQueu
 from quire.log import MAIN_BRANCH
 
 JobKind = Literal[
-    "compact", "index_messages", "count_usage", "embed", "index_vault", "summarize_documents", "purge", "backtest"
+    "compact", "index_messages", "count_usage", "embed", "index_vault", "summarize_documents", "purge", "offload",
+    "backtest"
 ]  # fmt: skip
 """Background compaction, message index, usage roll-up, embeddings, vault index, summaries of vault documents,
-retention, backtests."""
+retention, object storage, backtests."""
 JOB_KINDS: tuple[JobKind, ...] = get_args(JobKind)
 MAX_CONCURRENT_DEFERRALS = 8
 """Jobs of one engine that are handed over at the same time."""
@@ -36,7 +37,7 @@ class Job(NamedTuple):
     kind: JobKind
     tenant: str
     conversation: str = ""
-    """Empty for jobs on a vault or on all messages; of a backtest, its id."""
+    """Empty for jobs on a vault, on all messages or on all objects; of a backtest, its id."""
     branch: int = MAIN_BRANCH
     """Of a backtest, the number of its shard."""
 

@@ -1,12 +1,14 @@
 """The ledger: manifests of answered requests, and token calibrations."""
 
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, select, update
 
 from quire.db.dialects import insert_rows, sanitize_text
-from quire.db.schema import calibrations, entries, manifests
+from quire.db.schema import archives, calibrations, entries, manifests, paths
+from quire.db.store_part import EntriesOffloaded
 from quire.errors import EntryNotFound, RequestNotFound, ResponseNotFound, StaleHead
 from quire.log.blobs import record_blob_uses, select_stored
 from quire.log.row_digests import ROW_DIGEST, check_row, compute_row_digest, covered_columns, with_row_digest
@@ -117,6 +119,7 @@ def find_response(connection: Connection, tenant: str, response_id: str) -> Reco
     query = _select_response(tenant, response_id).join(entries, is_reply)
     row = connection.execute(query.order_by(entries.c.at.desc(), entries.c.seq.desc()).limit(1)).mappings().first()
     if row is None:
+        check_offloaded_response(connection, tenant, response_id)
         raise ResponseNotFound(response_id)
     _check_manifest_row(row)
     return RecordedRequest(row["conversation"], row["branch"], row["seq"], Manifest.parse(row["manifest"]))
@@ -125,6 +128,8 @@ def find_response(connection: Connection, tenant: str, response_id: str) -> Reco
 def forget_response(connection: Connection, tenant: str, response_id: str) -> bool:
     """Removes this response id from every reply that has it; the replies stay. Returns whether there was one."""
     rows = connection.execute(_select_response(tenant, response_id).with_for_update()).mappings().all()
+    if not rows:
+        check_offloaded_response(connection, tenant, response_id)
     for row in rows:
         # A new digest would hide that the row was changed.
         _check_manifest_row(row)
@@ -132,6 +137,21 @@ def forget_response(connection: Connection, tenant: str, response_id: str) -> bo
         digest = with_row_digest(manifests, {**row, "response_id": None})[ROW_DIGEST]
         connection.execute(_FORGET_RESPONSE, {**key, ROW_DIGEST: digest})
     return bool(rows)
+
+
+def make_response_path(response_id: str) -> bytes:
+    """The key in `quire_paths` by which a response id finds a conversation whose manifests are in object storage."""
+    return sha256(f"response {sanitize_text(response_id)}".encode()).digest()
+
+
+def check_offloaded_response(connection: Connection, tenant: str, response_id: str) -> None:
+    """Raises `EntriesOffloaded` if the reply with this id is in object storage: the store restores it."""
+    is_archived = (archives.c.tenant == paths.c.tenant) & (archives.c.conversation == paths.c.conversation)
+    query = select(archives.c.conversation).join(paths, is_archived)
+    query = query.where(paths.c.tenant == tenant, paths.c.path == make_response_path(response_id))
+    conversation = connection.execute(query.where(archives.c.object.is_not(None)).limit(1)).scalar()
+    if conversation is not None:
+        raise EntriesOffloaded(conversation)
 
 
 def _check_manifest_row(row: Mapping[Any, Any]) -> None:

@@ -3,6 +3,7 @@
 from sqlalchemy import Connection, bindparam, select
 
 from quire.db.schema import conversations, entries
+from quire.log.reads import list_offloaded
 from quire.log.types import MAIN_BRANCH, ConversationRecord
 from quire.model import Message, TextPart
 from quire.wire.agent_boilerplate import remove_boilerplate
@@ -57,6 +58,8 @@ def fill_titles(connection: Connection, tenant: str, *items: ConversationRecord)
             titles[name] = _build_title(question) or titles.get(name) or _build_title(message.text)
             if message.text and not question.strip():
                 untitled.append(name)
+    without = [each.id for each in items if not each.title and each.id not in titles]
+    titles |= {each.conversation: each.title for each in list_offloaded(connection, tenant, without).values()}
     return [each._replace(title=each.title or titles.get(each.id, "")) for each in items]
 
 

@@ -150,6 +150,7 @@ async def open_server_state(
                 listen_url=settings.listen_database_url,
                 masking=settings.tenant_masking,
                 keys=TenantKeys.from_settings(settings.encryption, environ or {}),
+                object_storage=settings.object_storage_url,
             )
         )
         client = await stack.enter_async_context(UpstreamClient(timeout_seconds=settings.upstream_timeout))
