@@ -170,6 +170,7 @@ READABLE_COLUMNS = {
     "shares": {"owner", "conversation", "reader"},
     "audit": {"actor", "action", "address", "digest"},
     "audit_heads": {"digest"},
+    "audit_exports": {"claim"},
     "tenant_keys": {"key_id", "wrapped"},
 }
 """Columns of tenants that stay readable, as docs/encryption.md lists them."""

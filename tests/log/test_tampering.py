@@ -72,6 +72,7 @@ OUTSIDE = {
     "quire_directory_members": "in no request; a membership that was changed gives no role",
     "quire_audit": "a hash chain of its own, which `quire audit verify` computes again",
     "quire_audit_heads": "the end of that hash chain",
+    "quire_audit_exports": "how far the trail was sent to a receiver, which sees gaps and repeats by number and digest",
     "quire_tenant_keys": "authenticated by the key that wraps it; a changed one opens nothing",
     "quire_blobs.uploaded_at": "decides only when an upload that nothing references is deleted",
     "quire_blobs.media_type": "a label; the role cannot update it, and the digest covers the bytes",

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, insert, select, update
 
 from quire.db.column_types import verify_values
 from quire.db.dialects import insert_or_ignore, sanitize_text
-from quire.db.schema import audit, audit_heads
+from quire.db.schema import audit, audit_exports, audit_heads
 from quire.db.store_part import StorePart, read, read_bulk, write
 from quire.model.ids import now
 
@@ -123,6 +123,25 @@ def verify_audit(connection: Connection, tenant: str) -> list[AuditFault]:
     return []
 
 
+def claim_audit_export(connection: Connection, tenant: str, *, claim: str, seconds: float) -> int | None:
+    """Claims the sending of the entries after the returned number, for this time; None if another process has it."""
+    start = {"tenant": tenant, "seq": 0, "claim": "", "claimed_until": 0}
+    connection.execute(insert_or_ignore(connection, audit_exports), start)
+    free = (audit_exports.c.tenant == tenant, audit_exports.c.claimed_until <= now())
+    values = {"claim": claim, "claimed_until": now() + round(seconds * 1_000_000)}
+    if connection.execute(update(audit_exports).where(*free).values(values)).rowcount == 0:
+        return None
+    return connection.execute(select(audit_exports.c.seq).where(audit_exports.c.tenant == tenant)).scalar_one()
+
+
+def record_audit_export(connection: Connection, tenant: str, *, claim: str, seq: int | None) -> bool:
+    """Records that entries up to a number were sent, or with None that none were, and ends the claim. False if another
+    process has taken it over."""
+    held = (audit_exports.c.tenant == tenant, audit_exports.c.claim == claim)
+    values = {"claim": "", "claimed_until": 0, **({"seq": seq} if seq is not None else {})}
+    return connection.execute(update(audit_exports).where(*held).values(values)).rowcount == 1
+
+
 class AuditTrail(StorePart):
     """The audit trail of the tenant."""
 
@@ -130,3 +149,5 @@ class AuditTrail(StorePart):
     list = read(list_audit)
     get_head = read(get_audit_head)
     verify = read_bulk(verify_audit)
+    claim_export = write(claim_audit_export)
+    record_export = write(record_audit_export)

@@ -19,7 +19,7 @@ from quire.db.database_url import create_private_files, parse_database_url
 from quire.db.pgvector import enable_pgvector
 from quire.errors import SchemaOutdated, StoreBusy
 
-SCHEMA_VERSION = "0011"
+SCHEMA_VERSION = "0012"
 OLDEST_READER = "0001"
 """The oldest schema version whose code can use this schema. A migration that only expands does not change it."""
 VERSION_TABLE = "quire_version"
@@ -33,7 +33,7 @@ _TENANT_TABLES = (
     "api_keys", "turn_events", "rate_limits", "uncounted_branches", "counted_branches", "usage_contributions",
     "usage_totals", "usage_turns", "document_pairs", "backtests", "backtest_shards",
     "users", "sessions", "shares", "audit", "audit_heads", "tenant_keys",
-    "directory_users", "directory_groups", "directory_members",
+    "directory_users", "directory_groups", "directory_members", "audit_exports",
 )  # fmt: skip
 _DERIVED_TABLES = (
     "passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "documents", "uncounted_branches",
@@ -83,6 +83,7 @@ _UPDATABLE_COLUMNS = {
     "sessions": ("refresh_at", "tokens"),
     # Entries of the audit trail are only inserted.
     "audit_heads": ("seq", "digest"),
+    "audit_exports": ("seq", "claim", "claimed_until"),
     "tenant_keys": ("wrapped",),
 }
 """Columns that the application updates: the head of a branch, totals, times, and what a purge overwrites."""
@@ -216,7 +217,8 @@ def grant_access(url: str, role: str) -> None:
             f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _DERIVED_TABLES)} TO {name}",
             # For the sweep over the conversations of all tenants, and for event streams.
             f"GRANT EXECUTE ON FUNCTION quire_list_updated_conversations, quire_list_branch_heads, "
-            f"quire_list_unanswered_responses, quire_list_encrypted_tenants, quire_enter_cell TO {name}",
+            f"quire_list_unanswered_responses, quire_list_encrypted_tenants, quire_list_unexported_audits, "
+            f"quire_enter_cell TO {name}",
             f"GRANT SELECT, INSERT, UPDATE ON quire_sweeps TO {name}",
             # Only the owner moves tenants.
             f"GRANT SELECT ON quire_tenant_cells, quire_cell_tenants TO {name}",

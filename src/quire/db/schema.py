@@ -579,6 +579,16 @@ audit_heads = Table(
 )
 """The last entry of each audit trail, so that a removed end is found."""
 
+audit_exports = Table(
+    "quire_audit_exports",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("seq", BigInteger, nullable=False),
+    Column("claim", Text, nullable=False),
+    Column("claimed_until", BigInteger, nullable=False),
+)
+"""How far each audit trail was sent to a receiver of logs, and the process that sends the next entries."""
+
 tenant_keys = Table(
     "quire_tenant_keys",
     metadata,

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from importlib import import_module
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
@@ -31,6 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.concurrency.processes import get_spawn_context
 from quire.concurrency.worker_threads import use_worker_process
 from quire.server.addresses import socket_url
+from quire.server.audit_export import make_audit_exporter
 from quire.server.gateway.routes import get_gateway_state
 from quire.server.process_memory import return_freed_memory, shorten_collections, trim_memory
 from quire.server.state import ServerState
@@ -92,10 +93,16 @@ async def run_server(app: FastAPI, sock: socket.socket, *, grace_seconds: float,
     config = make_server_config(entry or app, grace_seconds=grace_seconds, max_message_bytes=max_bytes)
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
     return_freed_memory()
+    state: ServerState = app.state.server_state
+    exporter = make_audit_exporter(state.store, state.settings.sign_in, state.environ)
     background = get_gateway_state(app).background
     with use_worker_process():
         metrics = app.state.telemetry.metrics
-        async with monitor_event_loop(metrics), shorten_collections(), trim_memory(), background.recover():
+        async with AsyncExitStack() as stack:
+            for each in (monitor_event_loop(metrics), shorten_collections(), trim_memory(), background.recover()):
+                await stack.enter_async_context(each)
+            if exporter is not None:
+                await stack.enter_async_context(exporter.run())
             await GracefulServer(config, app, grace_seconds=grace_seconds).serve(sockets=[sock])
 
 

@@ -194,13 +194,22 @@ class SignIn(FrozenModel):
         description="Who is let in, and with which groups: whom the provider signs in, or whom a directory has created "
         "by SCIM.",
     )
+    audit_endpoint: str | None = Field(
+        default=None, description="OTLP/HTTP endpoint to which the audit trail is sent, such as https://…/v1/logs."
+    )
+    audit_headers_env: str | None = Field(
+        default=None,
+        description="Environment variable with headers for that endpoint, as in OTEL_EXPORTER_OTLP_HEADERS.",
+    )
     workloads: dict[str, Workloads] = Field(
         default_factory=dict[str, Workloads], description="Platforms whose tokens replace API keys, by issuer."
     )
 
-    @field_validator("issuer", "url")
+    @field_validator("issuer", "url", "audit_endpoint")
     @classmethod
-    def _check_url(cls, url: str) -> str:
+    def _check_url(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
         parts = urlsplit(url)
         is_loopback = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "localhost", "::1")
         if not (parts.scheme == "https" or is_loopback) or not parts.hostname or parts.query or parts.fragment:
@@ -401,8 +410,8 @@ class Settings(FrozenModel):
     sign_in: SignIn | None = Field(
         default=None,
         description="Sign-in by an identity provider (OpenID Connect): issuer, client_id, client_secret_env, url, "
-        "subject_claim, groups_claim, groups, provisioning, workloads. See docs/sign-in.md; else there are only API "
-        "keys.",
+        "subject_claim, groups_claim, groups, provisioning, audit_endpoint, audit_headers_env, workloads. See "
+        "docs/sign-in.md; else there are only API keys.",
     )
     trusted_tenants: tuple[str, ...] = Field(
         default=(),

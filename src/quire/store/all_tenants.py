@@ -109,6 +109,19 @@ def list_unanswered(connection: Connection, _tenant: str, *, limit: int) -> list
     return [(tenant, response) for tenant, response in connection.execute(statement, {"limit": limit})]
 
 
+_UNEXPORTED_POSTGRES = text("SELECT tenant FROM quire_list_unexported_audits()")
+_UNEXPORTED_SQLITE = text("""
+    SELECT heads.tenant FROM quire_audit_heads AS heads LEFT JOIN quire_audit_exports AS exports USING (tenant)
+    WHERE heads.seq > COALESCE(exports.seq, 0)
+""")
+
+
+def list_unexported_audits(connection: Connection, _tenant: str) -> list[str]:
+    """Tenants whose audit trail has entries that were not sent to the receiver of logs."""
+    statement = _UNEXPORTED_POSTGRES if connection.dialect.name == "postgresql" else _UNEXPORTED_SQLITE
+    return sorted(connection.execute(statement).scalars())
+
+
 def get_data_version(connection: Connection, _tenant: str) -> int | None:
     """A number that differs after a commit of another connection. None on PostgreSQL, which has no such number."""
     if connection.dialect.name == "postgresql":
@@ -155,5 +168,6 @@ class AllTenants(StorePart):
     get_sweep_time = read(get_sweep_time)
     record_sweep = write(record_sweep)
     list_unanswered = read(list_unanswered)
+    list_unexported_audits = read(list_unexported_audits)
     get_data_version = read_inline(get_data_version)
     list_encrypted_tenants = read(list_encrypted_tenants)

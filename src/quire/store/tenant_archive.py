@@ -19,6 +19,7 @@ from quire.db.dialects import insert_rows, insert_tuples
 from quire.db.migrate import SCHEMA_VERSION
 from quire.db.schema import (
     api_keys,
+    audit_exports,
     background_responses,
     blobs,
     conversations,
@@ -40,7 +41,16 @@ ARCHIVE_FORMAT = 1
 ROWS_PER_LINE = 500
 LARGE_ROWS_PER_LINE = 20
 _LARGE_TABLES = (blobs, request_bodies, message_segments)
-_LIVE_TABLES = (background_responses, turn_leases, turn_events, rate_limits, spend_reservations, sessions, tenant_keys)
+_LIVE_TABLES = (
+    background_responses,
+    turn_leases,
+    turn_events,
+    rate_limits,
+    spend_reservations,
+    sessions,
+    audit_exports,
+    tenant_keys,
+)
 _VECTOR_COLUMNS = (passages.c.embedder, passages.c.vector)
 _BYTES_KEY = "base64"
 
