@@ -69,10 +69,12 @@ UNPROTECTED = rf"""
     ))
 """
 # test_keys covers the extra policy for a presented key; test_worklist the one for ids and times of conversations. The
-# ones of background responses and of data keys are of the same kind: only the owner's function may read ids or names of
-# all tenants by it.
+# ones of audit trails, background responses and data keys are of the same kind: only the owner's function may read ids
+# or names of all tenants by it.
 TABLES_WITH_EXTRA_POLICIES = {
     "quire_api_keys",
+    "quire_audit_exports",
+    "quire_audit_heads",
     "quire_background_responses",
     "quire_branches",
     "quire_conversations",
@@ -122,6 +124,7 @@ async def fill_store(store: SqlStore) -> None:
     await store.sessions.create(b"a digest", user.id, expires_at=2**62, refresh_at=2**62, tokens="tokens")
     await store.shares.set_readers(user.id, "conversation 0", ["a reader"])
     await store.audit.append("sign_in", actor=user.id, target={})
+    await store.audit.claim_export(claim="a process", seconds=60)
     person = await store.directory.create_user({"userName": "a name", "active": True}, {})
     await store.directory.create_group(GroupChange("a group", None, frozenset({person.id})), {})
 
