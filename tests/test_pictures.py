@@ -71,3 +71,11 @@ def test_every_picture_is_on_a_page():
     assert [
         path.name for path in PICTURES.iterdir() if path.suffix in (".png", ".svg") and path.name not in pages
     ] == []
+
+
+def test_the_recording_opens_with_its_last_frame_and_not_with_an_empty_screen():
+    text = (PICTURES / "recording.svg").read_text(encoding="utf-8")
+    [last] = re.findall(r'class="frame f(\d+) last"', text)
+    [(total, delay)] = re.findall(rf"animation: k{last} ([\d.]+)s step-end -([\d.]+)s", text)
+    [start] = re.findall(rf"@keyframes k{last} {{.*?([\d.]+)% {{ visibility: visible", text)
+    assert abs(float(start) / 100 * float(total) - float(delay)) < 0.02

@@ -1,7 +1,7 @@
 """Draws the frames of a recorded terminal session as one SVG that plays by itself.
 
 Every distinct line is drawn once and used by all frames that show it. A reader who prefers reduced motion sees the last
-frame.
+frame. For everybody else the loop begins with it, so that the first look shows the result and not an empty screen.
 """
 
 from collections.abc import Iterable, Sequence
@@ -92,7 +92,7 @@ def _animate(starts: Sequence[float], total: float) -> Iterable[str]:
         before = "0% { visibility: hidden; } " if start else ""
         after = f" {until:.3f}% {{ visibility: hidden; }}" if end < total else ""
         yield f"@keyframes k{index} {{ {before}{first:.3f}% {{ visibility: visible; }}{after} }}"
-        yield f".f{index} {{ animation: k{index} {total:.2f}s step-end infinite; }}"
+        yield f".f{index} {{ animation: k{index} {total:.2f}s step-end -{starts[-1]:.2f}s infinite; }}"
 
 
 def _draw_line(line: Text, theme: TerminalTheme) -> str:

@@ -109,3 +109,17 @@ def test_commands_use_the_branch_that_was_used_last(home: CliHome):
     assert run_json("conversation", "show")["branch"] == 1
     assert run_json("context", "show")["manifest"]["branch"] == 1
     assert run_json("conversation", "show", "--branch", "0")["branch"] == 0
+
+
+def test_titles_in_the_list_have_room_on_a_terminal_of_80_columns(home: CliHome, monkeypatch: pytest.MonkeyPatch):
+    async def create() -> None:
+        async with SqlStore.open(home.url) as store:
+            await store.create_conversation("claude-code-57e2b312946024b06ab1", title="Why does the relay not start?")
+
+    asyncio.run(create())
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = invoke_cli("conversation", "list").stdout
+    assert "claude-code-57e2b312946024b06ab1   Why does the relay not" in narrow
+    assert max(map(len, narrow.splitlines())) <= 80
+    monkeypatch.setenv("COLUMNS", "120")
+    assert "branches" in invoke_cli("conversation", "list").stdout

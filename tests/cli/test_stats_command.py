@@ -55,6 +55,17 @@ def test_the_overview_is_one_screen_with_bars(usage: None):
     assert "document plan.md: Pin it, or make it a reference of the agent: 100% of the turns name it." in outcome.stdout
 
 
+def test_no_number_is_cut_on_a_terminal_of_80_columns(usage: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = invoke_cli("stats").stdout.splitlines()
+    tables = [line for line in lines if line.startswith(("day ", "model ", "project ", "source ", "slot ", "tool "))]
+    assert tables
+    assert [line for line in tables if "…" in line] == []
+    [row] = [line for line in lines if line.startswith("/home/ada/boat")]
+    assert row.split()[-5:] == ["$3.00", "24,000", "50%", "1,200", "24"]
+    assert max(map(len, lines)) <= 80
+
+
 def test_an_unknown_cost_is_not_zero(home: CliHome):
     async def append(client: str, *, cost: float | None) -> None:
         async with SqlStore.open(f"sqlite:///{home.database}") as store:

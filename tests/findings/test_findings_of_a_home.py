@@ -135,7 +135,8 @@ def test_an_empty_home_gets_findings_from_quire_alone(agent_home: Path):
 
 def test_the_html_file_is_complete_and_shows_hostile_text_as_text(agent_home: Path):
     projects = agent_home / ".claude" / "projects"
-    session = ClaudeSession(1, project="/home/dev/<b>app</b>", started_at=time.time() - 86_400)
+    noon = (time.time() // 86_400 - 1) * 86_400 + 43_200
+    session = ClaudeSession(1, project="/home/dev/<b>app</b>", started_at=noon)
     for _ in range(4):
         session.step("Bash", {"command": "echo '<script>alert(1)</script>' \x1b[31m"}, "Exit code 2", is_error=True)
     session.save(projects)
@@ -146,6 +147,7 @@ def test_the_html_file_is_complete_and_shows_hostile_text_as_text(agent_home: Pa
     assert "<script" not in page
     assert "<b>app" not in page
     assert not re.search(r"(?:src|href|url)\s*[=(]", page)
+    assert not re.search(r"\d{4}-\d\d-\d\d to \d{4}", page), "the only day is named once"
     assert "\x1b" not in page
 
 

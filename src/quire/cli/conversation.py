@@ -30,6 +30,7 @@ from quire.cli.common import (
     run_async,
 )
 from quire.cli.output import (
+    WIDE_COLUMNS,
     Result,
     format_local_time,
     make_table,
@@ -84,21 +85,21 @@ async def list_(
                 )
             )
 
-    def draw(_: "Console") -> "Iterable[RenderableType]":
-        yield make_table(
-            "id", "title", "updated", "entries", "branches",
-            rows=[
-                (
-                    each.id,
-                    to_one_line(" ".join([each.title, *(f"[{tag}]" for tag in each.tags)])),
-                    format_local_time(each.updated_at),
-                    each.entries,
-                    len(each.branches),
-                )
-                for each in listed
-            ],
-            right_aligned=("entries", "branches"), wrapped=("title",),
-        ) if listed else make_text(NO_CONVERSATION)  # fmt: skip
+    def draw(console: "Console") -> "Iterable[RenderableType]":
+        if not listed:
+            yield make_text(NO_CONVERSATION)
+            return
+        counts = ("entries", "branches") if console.width >= WIDE_COLUMNS else ()
+        rows = [
+            (
+                each.id,
+                to_one_line(" ".join([each.title, *(f"[{tag}]" for tag in each.tags)])),
+                format_local_time(each.updated_at),
+                *((each.entries, len(each.branches)) if counts else ()),
+            )
+            for each in listed
+        ]
+        yield make_table("id", "title", "updated", *counts, rows=rows, right_aligned=counts, wrapped=("title",))
 
     return Result(ConversationListSchema(conversations=listed), draw)
 

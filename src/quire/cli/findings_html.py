@@ -3,7 +3,14 @@
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from quire.cli.findings_text import format_evidence, format_total_cost, list_days, name_agents, shorten_name
+from quire.cli.findings_text import (
+    format_days,
+    format_evidence,
+    format_total_cost,
+    list_days,
+    name_agents,
+    shorten_name,
+)
 from quire.cli.output import sanitize
 from quire.schemas.findings import ScanFindingSchema, ScanReportSchema
 from quire.schemas.stats import UsageGroupSchema
@@ -32,7 +39,7 @@ li { margin: 2px 0; overflow-wrap: anywhere; } summary { cursor: pointer; color:
 
 def render_html(document: ScanReportSchema) -> str:
     totals, days = document.totals, document.days
-    span = f"{days[0].name} to {days[-1].name}" if days else ""
+    span = format_days(days)
     facts = [
         f"{totals.requests:,} requests",
         f"{totals.cache_share:.0%} of the input from the cache",

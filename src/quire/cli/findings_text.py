@@ -24,6 +24,11 @@ def list_days(days: Sequence[UsageGroupSchema], limit: int) -> list[tuple[str, f
     return [(name, costs.get(name, 0.0)) for name in names]
 
 
+def format_days(days: Sequence[UsageGroupSchema]) -> str:
+    """The first and the last day, or the only one."""
+    return " to ".join(dict.fromkeys(each.name for each in (*days[:1], *days[-1:])))
+
+
 def format_total_cost(totals: UsageCountsSchema) -> str:
     cost = f"${totals.cost_usd:,.2f}"
     if not totals.unpriced_requests:

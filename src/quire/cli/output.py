@@ -28,6 +28,8 @@ PIPE_COLUMNS = 100
 """Width of the output where it is unknown."""
 NARROW_COLUMNS = 60
 """Below this width tables omit optional columns."""
+WIDE_COLUMNS = 100
+"""From this width tables have room for counts beside a title, and for long bars."""
 PROGRESS_DELAY_SECONDS = 1.0
 """Delay before a progress bar appears; shorter work needs none."""
 
@@ -116,22 +118,26 @@ def make_text(content: str, style: str = "") -> "Text":
 def make_table(
     *columns: str, rows: Iterable[Sequence[Any]], right_aligned: Sequence[str] = (), wrapped: Sequence[str] = ()
 ) -> "Table":
-    """Creates a table; cells of `wrapped` columns may take several lines, others are cut with an ellipsis."""
+    """Creates a table; cells of `wrapped` columns may take several lines, others are cut with an ellipsis.
+
+    Right-aligned columns, which hold numbers, are never cut.
+    """
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    for name in columns:
-        fold = name in wrapped
+    cells = [[*map(_to_cell, row)] for row in rows]
+    for index, name in enumerate(columns):
+        fold, is_number = name in wrapped, name in right_aligned
         table.add_column(
             name,
-            justify="right" if name in right_aligned else "left",
+            justify="right" if is_number else "left",
             no_wrap=not fold,
             overflow="fold" if fold else "ellipsis",
-            ratio=None,
+            min_width=max([len(name), *(row[index].cell_len for row in cells)]) if is_number else None,
         )
-    for row in rows:
-        table.add_row(*map(_to_cell, row))
+    for row in cells:
+        table.add_row(*row)
     return table
 
 

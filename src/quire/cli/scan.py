@@ -131,13 +131,13 @@ def draw_findings(document: "ScanReportSchema", console: "Console") -> "Iterable
     from rich.console import Group
     from rich.padding import Padding
 
-    from quire.cli.findings_text import format_total_cost, list_days, name_agents
+    from quire.cli.findings_text import format_days, format_total_cost, list_days, name_agents
 
     totals, days = document.totals, document.days
     if not totals.requests:
         yield make_text("No request with a model is stored yet.")
         return
-    span = f"{days[0].name} to {days[-1].name}" if days else ""
+    span = format_days(days)
     conversations = pluralize(document.conversations, "conversation")
     yield make_text(f"{format_total_cost(totals)} in {conversations}, {span}", style="bold")
     facts = [

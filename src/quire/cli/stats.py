@@ -16,6 +16,7 @@ from quire.cli.common import (
     resolve_conversation_id,
 )
 from quire.cli.output import (
+    WIDE_COLUMNS,
     Result,
     format_local_time,
     make_field_table,
@@ -129,13 +130,14 @@ async def command(
     if corrections is not None:
         document = RecountedStatsSchema(**dict(stats), recount=RecountSchema(**corrections._asdict()))
 
-    def draw(_: "Console") -> "Iterable[RenderableType]":
+    def draw(console: "Console") -> "Iterable[RenderableType]":
         if corrections is not None:
             yield make_text(_describe_corrections(corrections))
+        bar_columns = BAR_COLUMNS if console.width >= WIDE_COLUMNS else BAR_COLUMNS // 2
         if by is None:
-            yield from _draw_overview(stats)
+            yield from _draw_overview(stats, bar_columns=bar_columns)
         else:
-            yield _draw_groups(by, stats.groups[by])
+            yield _draw_groups(by, stats.groups[by], bar_columns=bar_columns)
 
     return Result(document, draw)
 
@@ -220,7 +222,7 @@ def _draw_conversation(stats: "ConversationStatsSchema") -> "Iterable[Renderable
     )
 
 
-def _draw_overview(stats: "StatsSchema") -> "Iterable[RenderableType]":
+def _draw_overview(stats: "StatsSchema", *, bar_columns: int) -> "Iterable[RenderableType]":
     totals = stats.totals
     yield make_text(f"Usage since {stats.since}", style="bold")
     yield make_field_table(
@@ -238,7 +240,7 @@ def _draw_overview(stats: "StatsSchema") -> "Iterable[RenderableType]":
         newest = groups[-OVERVIEW_DAYS:] if name == "day" else groups
         if newest:
             yield make_text("")
-            yield _draw_groups(name, newest)
+            yield _draw_groups(name, newest, bar_columns=bar_columns)
     if stats.documents:
         yield make_text("")
         rows = [(_shorten(each.name), each.counts.uses, each.counts.tokens) for each in stats.documents]
@@ -269,7 +271,7 @@ def _draw_overview(stats: "StatsSchema") -> "Iterable[RenderableType]":
         yield make_text(f"{each.kind} {_shorten(each.name)}: {advice}")
 
 
-def _draw_groups(dimension: str, groups: "Sequence[UsageGroupSchema]") -> "RenderableType":
+def _draw_groups(dimension: str, groups: "Sequence[UsageGroupSchema]", *, bar_columns: int) -> "RenderableType":
     """A table with a bar: of tokens for slots and tools, else of cost, or of input tokens where no price is known."""
     is_item, has_cost = dimension in ("slot", "tool"), any(each.counts.cost_usd for each in groups)
     numbers = ("tokens", "requests", "calls") if dimension == "tool" else ("tokens", "requests")
@@ -283,7 +285,7 @@ def _draw_groups(dimension: str, groups: "Sequence[UsageGroupSchema]") -> "Rende
     rows: list[Sequence[Any]] = []
     for each, size in zip(groups, sizes, strict=True):
         counts = each.counts
-        bar = "█" * max(1, round(BAR_COLUMNS * size / largest)) if size else ""
+        bar = "█" * max(1, round(bar_columns * size / largest)) if size else ""
         values = (
             (counts.tokens, counts.requests, counts.uses)[: len(numbers)]
             if is_item
