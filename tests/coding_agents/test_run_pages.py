@@ -90,7 +90,7 @@ AGENTS = {
         frozenset({"play.googleapis.com"}),
     ),
     "opencode": Agent(
-        "run-other-clients.md",
+        "run.md",
         find_opencode(),
         "openai",
         'run -m openai/gpt-5 "Say ahoy"',
