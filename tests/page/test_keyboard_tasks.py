@@ -1,4 +1,4 @@
-"""Whole tasks with the keyboard alone: each test counts its keys, and docs/web-interface.md states the counts."""
+"""Whole tasks with the keyboard alone: each test counts its keys."""
 
 import re
 from collections.abc import Callable
