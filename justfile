@@ -45,7 +45,7 @@ pooled *ARGS:
 real-model *ARGS:
     QUIRE_FULL_SIZE=1 {{ bin }}/pytest -m real_model {{ ARGS }}
 
-# Run all tests of the page in a real browser; `just web` builds the page first.
+# Run all tests of the web interface in a real browser; `just web` builds it first.
 page *ARGS:
     QUIRE_FULL_SIZE=1 {{ parallel_pytest }} tests/page {{ ARGS }}
 
@@ -96,11 +96,11 @@ bench NAME *ARGS:
     {{ bin }}/python -m pip install --quiet --constraint constraints.txt --group bench
     PYTHONPATH=tests:tests/server {{ bin }}/python benchmarks/{{ NAME }}.py {{ ARGS }}
 
-# Check, test and build the page into the package; needs Node.js 20 or later.
+# Check, test and build the web interface into the package; needs Node.js 20 or later.
 web:
     cd web && npm ci --ignore-scripts --no-audit --no-fund && npm run check && npm test && npm run build
 
-# Serve the page with hot reload, with the demo's server and conversation; stops at Ctrl-C.
+# Serve the web interface with hot reload, with the demo's server and conversation; stops at Ctrl-C.
 web-dev PORT="8300":
     #!/usr/bin/env bash
     set -euo pipefail
@@ -125,7 +125,7 @@ docs:
 metrics *ARGS:
     {{ bin }}/python tools/code_metrics.py {{ ARGS }}
 
-# Take the pictures of the docs again, all or one (page, run_claude, record, record_long_turn, scan, undo, diagrams); needs the built page, Chromium and the agents. Look at them.
+# Take the pictures of the docs again, all or one (page, run_claude, record, record_long_turn, scan, undo, diagrams); needs the built web interface, Chromium and the agents. Look at them.
 pictures *NAMES:
     for name in {{ if NAMES == "" { "page run_claude record record_long_turn scan undo diagrams" } else { NAMES } }}; do {{ bin }}/python docs/picture/$name.py || exit 1; done
 

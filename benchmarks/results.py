@@ -137,7 +137,7 @@ def render_page(results: Iterable[BenchmarkResult]) -> str:
     results = list(results)
     environments = list(dict.fromkeys(result.environment for result in results))
     listed = "\n".join(f"{number}. {each}" for number, each in enumerate(environments, start=1))
-    rows = [row for result in results for row in render_goals(result)]
+    rows = [render_goals(result) for result in results if result.goals]
     sections = "\n".join(
         render_section(result, environment=environments.index(result.environment) + 1) for result in results
     )
@@ -154,26 +154,31 @@ Environments:
 
 {listed}
 
-| benchmark | measure | value | at most | met |
-|---|---|---|---|---|
+| benchmark | goals met | missed, and why |
+|---|---|---|
 {chr(10).join(rows)}
 
 {sections}"""
 
 
-def render_goals(result: BenchmarkResult) -> list[str]:
-    """Rows of the table of goals; the first one links to the section."""
-    names = [f"[{result.name}](#{result.name})", *[""] * len(result.goals)]
-    return [
-        f"| {name} | `{measure.partition('.')[2]}` | {value} | {goal} | {'yes' if met else explain_miss(measure)} |"
-        for name, (measure, value, goal, met) in zip(names, result.goals, strict=False)
-    ]
+def render_goals(result: BenchmarkResult) -> str:
+    """Row of the table of goals: how many were met, and for each reason the measures that missed theirs."""
+    missed: dict[str, list[str]] = {}
+    for measure, value, goal, met in result.goals:
+        if not met:
+            missed.setdefault(explain_miss(measure), []).append(_format_goal(measure, value, goal))
+    met_count = sum(met for *_, met in result.goals)
+    causes = ". ".join(f"{', '.join(measures)}: {reason}" for reason, measures in missed.items())
+    return f"| [{result.name}](#{result.name}) | {met_count} of {len(result.goals)} | {causes} |"
+
+
+def _format_goal(measure: str, value: str, goal: str) -> str:
+    return f"`{measure.partition('.')[2]}` {value} (at most {goal})"
 
 
 def explain_miss(measure: str) -> str:
-    """That a goal is missed, and why."""
-    reasons = (reason for pattern, reason in MISSED_REASONS.items() if re.fullmatch(pattern, measure))
-    return "**no**: " + next(reasons, "")
+    """Why a goal is missed; empty without a known reason."""
+    return next((reason for pattern, reason in MISSED_REASONS.items() if re.fullmatch(pattern, measure)), "")
 
 
 def render_section(result: BenchmarkResult, *, environment: int) -> str:
@@ -185,9 +190,10 @@ def render_section(result: BenchmarkResult, *, environment: int) -> str:
         read_description(result.name),
         f"`{result.command}`{took}, {result.date}, environment {environment}, load average {result.load_average}",
         *([f"![Plot of {result.name}]({picture})"] if picture and (DOCS / picture).exists() else []),
-        f"```text\n{text}\n```\n",
+        f"```text\n{text}\n```",
+        *(["Goals: " + ", ".join(_format_goal(*goal[:3]) for goal in result.goals) + "."] if result.goals else []),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(parts) + "\n"
 
 
 def read_description(name: str) -> str:
