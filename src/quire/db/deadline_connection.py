@@ -10,13 +10,14 @@ host that the URL names first would delay every new connection until the time li
 import asyncio
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Self
 
 from psycopg import AsyncConnection, OperationalError
 from psycopg.pq import TransactionStatus
+from psycopg.waiting import Ready, Wait
 
 Address = tuple[str, str]
 """Host and port."""
@@ -84,7 +85,7 @@ class DeadlineConnection(AsyncConnection[Any]):
         order.prefer((connection.info.host, str(connection.info.port)))
         return connection
 
-    async def wait(self, *args: Any, **kwargs: Any) -> Any:
+    async def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
         loop = asyncio.get_running_loop()
         self._deadline = deadline = loop.time() + self.deadline_seconds
         if self._timer is not None and self._timer.when() > deadline:
@@ -93,9 +94,28 @@ class DeadlineConnection(AsyncConnection[Any]):
         if self._timer is None:
             self._timer = loop.call_at(deadline, self._check_deadline)
         try:
-            return await super().wait(*args, **kwargs)
+            return await super().wait(self._skip_write_waits(gen), *args, **kwargs)
         finally:
             self._deadline = None
+
+    def _skip_write_waits(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """Answers "ready to write" at once while the socket takes everything that libpq has to send.
+
+        psycopg asks the event loop before each statement of a pipeline, and once more after it: a pipeline of three
+        statements would watch the socket nine times. A socket that takes no more is watched as usual, for both
+        directions, so that a server whose results nobody reads cannot stop the two.
+        """
+        try:
+            state = next(gen)
+            while True:
+                is_sent = False
+                if state == Wait.RW:
+                    # If the connection is broken, the generator meets the error itself.
+                    with suppress(OperationalError):
+                        is_sent = self.pgconn.flush() == 0
+                state = gen.send(Ready.W if is_sent else (yield state))
+        except StopIteration as end:
+            return end.value
 
     async def rollback(self) -> None:
         """Rolls an open transaction back. Without one, which the pool does not know, there is nothing to wait for."""
