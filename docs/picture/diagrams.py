@@ -8,7 +8,7 @@ ROWS = {
     "Client-held history": ("#e0e7ff", "adapters proxy"),
     "Engine": ("#dcfce7", "engine agent findings backtest compaction context ledger importers resume llm"),
     "Store": ("#fef3c7", "store access index turns usage log db"),
-    "Pure": ("#f1f5f9", "view search wire settings concurrency model errors"),
+    "Pure": ("#f1f5f9", "view search wire settings concurrency model rows errors"),
 }
 ENGINE = (
     "Engine",

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from cli_fixtures import CliHome, invoke_cli, run_json
 
-from quire.cli.workspace_trust import HARMLESS_SETTINGS, find_project_settings_path
+from quire.cli.paths import find_project_settings_path
+from quire.cli.workspace_trust import HARMLESS_SETTINGS
 from quire.settings import Settings
 
 ELSEWHERE = "http://127.0.0.1:9/v1"

@@ -32,9 +32,9 @@ from infra.scripted_provider import (
 from infra.sizes import IS_FULL_SIZE
 from proxy.client_lists import EDITORS, Item, make_answer, make_question
 from quire.model import Compaction
+from quire.rows.boilerplate import SUMMARY_OPENINGS
 from quire.settings.schema import DEFAULT_SESSION_HEADERS
 from quire.store import SqlStore
-from quire.wire.agent_boilerplate import SUMMARY_OPENINGS
 
 pytestmark = pytest.mark.slow
 

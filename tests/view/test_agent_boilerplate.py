@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.model import Message, TextPart
-from quire.wire.agent_boilerplate import BLOCKS, remove_boilerplate
+from quire.rows.boilerplate import BLOCKS
+from quire.wire.agent_boilerplate import remove_boilerplate
 
 REMINDER = "<system-reminder>\nBe kind.\n</system-reminder>\n"
 COMMAND = (

@@ -50,8 +50,15 @@ def run_app() -> None:
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # Imported objects live until the end; collecting among them again and again would only slow a short command.
     gc.disable()
+    from quire.cli.conversation_list import print_list
+    from quire.cli.platforms import replace_unencodable
+
+    replace_unencodable(sys.stdout, sys.stderr)
     try:
-        from quire.cli.app import app
+        if not print_list(sys.argv[1:]):
+            from quire.cli.app import app
+
+            app(prog_name="quire")
     except ModuleNotFoundError as missing:
         if missing.name not in ("typer", "rich"):
             raise
@@ -59,11 +66,6 @@ def run_app() -> None:
 
         hint = "The library alone is installed; `pip install quire` adds the command line and the server."
         sys.exit(f"{MissingExtra(extra='cli', feature='The command line')}\n{hint}")
-    from quire.cli.platforms import replace_unencodable
-
-    replace_unencodable(sys.stdout, sys.stderr)
-    try:
-        app(prog_name="quire")
     finally:
         try:
             sys.stdout.flush()

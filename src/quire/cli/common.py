@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
+from quire.cli.conversation_list import NO_CONVERSATION
 from quire.cli.output import Result, print_note, print_result, show_spinner
 from quire.errors import ConversationNotFound, InvalidRequest, NotFound, QuireError
 
@@ -26,14 +27,8 @@ if TYPE_CHECKING:
     from quire.log import Branch, ConversationRecord
     from quire.store import SqlStore
 
-DEFAULT_TENANT = "default"
-"""Same as the store's, which takes long to import."""
 EXIT_FAILED = 1
 EXIT_NOT_FOUND = 3
-NO_CONVERSATION = (
-    "There is no conversation yet. `quire run claude` records one, `quire import` reads those that agents have stored, "
-    "and `quire chat` starts one."
-)
 CONVERSATION_PAGE_SIZE = 100
 """Conversations that one read lists."""
 MAX_NAMED_CONVERSATIONS = 10_000

@@ -13,7 +13,6 @@ from quire.cli.common import SetOptions, command, complete_setting_names, create
 from quire.cli.engine_setup import load_cli_settings
 from quire.cli.output import Result, make_table, make_text, print_note
 from quire.cli.workspace_trust import (
-    find_project_settings_path,
     ignore_untrusted,
     is_trusted,
     read_project_file,
@@ -93,7 +92,7 @@ def set_(
     path = paths.get_user_settings_path(os.environ)
     was_trusted = False
     if project:
-        path = find_project_settings_path(Path.cwd()) or Path.cwd() / paths.SETTINGS_FILENAME
+        path = paths.find_project_settings_path(Path.cwd()) or Path.cwd() / paths.SETTINGS_FILENAME
         before = read_project_file(path.parent)
         was_trusted = before is None or not before.restricted or is_trusted(before, ignore_untrusted)
     parsed = None

@@ -9,9 +9,7 @@ import typer
 
 from quire.cli import conversation_show
 from quire.cli.common import (
-    DEFAULT_TENANT,
     EXIT_FAILED,
-    NO_CONVERSATION,
     BranchNumber,
     CommandTarget,
     ConversationName,
@@ -29,10 +27,9 @@ from quire.cli.common import (
     resolve_conversation_id,
     run_async,
 )
+from quire.cli.conversation_list import draw_conversations
 from quire.cli.output import (
-    WIDE_COLUMNS,
     Result,
-    format_local_time,
     make_table,
     make_text,
     pluralize,
@@ -41,9 +38,11 @@ from quire.cli.output import (
     to_one_line,
 )
 from quire.errors import InvalidRequest
+from quire.rows import DEFAULT_TENANT
+from quire.rows.conversations import ConversationListRow
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from quire.log.types import ValuePurge
     from quire.schemas.records import FoundSecretsSchema, LocatedFaultSchema
@@ -63,6 +62,7 @@ async def list_(
     overrides: SetOptions = None,
 ) -> Result:
     """List conversations, the most recently used first."""
+    # `quire.cli.conversation_list` prints the same list from SQLite without these imports.
     from quire.log.types import choose_branch_used_last
     from quire.schemas.records import (
         BranchSchema,
@@ -71,12 +71,12 @@ async def list_(
         ListedConversationSchema,
     )
 
-    listed: list[ListedConversationSchema] = []
+    documents: list[ListedConversationSchema] = []
     async with open_store(overrides) as store:
         records = await store.list_conversations(limit=limit, main_only=not everything, tag=tag)
         for record in await store.fill_titles(*records):
             branches = await store.list_branches(record.id)
-            listed.append(
+            documents.append(
                 ListedConversationSchema(
                     **dict(ConversationSchema.from_record(record)),
                     entries=sum(branch.head_seq - branch.fork_seq for branch in branches),
@@ -84,24 +84,11 @@ async def list_(
                     branch_used_last=choose_branch_used_last(branches).number,
                 )
             )
-
-    def draw(console: "Console") -> "Iterable[RenderableType]":
-        if not listed:
-            yield make_text(NO_CONVERSATION)
-            return
-        counts = ("entries", "branches") if console.width >= WIDE_COLUMNS else ()
-        rows = [
-            (
-                each.id,
-                to_one_line(" ".join([each.title, *(f"[{tag}]" for tag in each.tags)])),
-                format_local_time(each.updated_at),
-                *((each.entries, len(each.branches)) if counts else ()),
-            )
-            for each in listed
-        ]
-        yield make_table("id", "title", "updated", *counts, rows=rows, right_aligned=counts, wrapped=("title",))
-
-    return Result(ConversationListSchema(conversations=listed), draw)
+    listed = [
+        ConversationListRow(each.id, each.title, tuple(each.tags), each.updated_at, each.entries, len(each.branches))
+        for each in documents
+    ]
+    return Result(ConversationListSchema(conversations=documents), lambda console: draw_conversations(listed, console))
 
 
 @command(app, "quire conversation fork --at 4 --name 'without the storm'")

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.cli.common import DEFAULT_TENANT, Limit, SetOptions, TenantOption, command, create_group, open_store
+from quire.cli.common import Limit, SetOptions, TenantOption, command, create_group, open_store
 from quire.cli.output import Result, Verbatim, format_local_time, make_table, make_text, print_note
+from quire.rows import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -61,8 +61,12 @@ class Result:
 def print_result(result: Result, *, as_json: bool) -> None:
     if as_json:
         print_document(result.document)
-        return
-    console, draw = make_console(sys.stdout), result.draw
+    else:
+        print_drawing(result.draw)
+
+
+def print_drawing(draw: DrawFunction | str) -> None:
+    console = make_console(sys.stdout)
     for renderable in [make_text(draw)] if isinstance(draw, str) else draw(console):
         if isinstance(renderable, Verbatim):
             sys.stdout.write(f"{sanitize(renderable)}\n")

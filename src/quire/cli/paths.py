@@ -4,7 +4,6 @@ On Linux these are the XDG base directories; `XDG_CONFIG_HOME` and `XDG_DATA_HOM
 """
 
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,8 +23,27 @@ def get_user_settings_path(environ: Mapping[str, str]) -> Path:
     return _get_config_folder() / SETTINGS_FILENAME
 
 
+def find_project_settings_path(folder: Path) -> Path | None:
+    """Finds the nearest settings file in the folder or its parents, up to the repository's root or the user's home.
+
+    In a folder that is in neither, only that folder counts: parents such as `/tmp` belong to others.
+    """
+    searched: list[Path] = []
+    for each in (folder, *folder.parents):
+        searched.append(each)
+        if (each / ".git").exists() or each == Path.home():
+            break
+    else:
+        searched = [folder]
+    return next((file for each in searched if (file := each / SETTINGS_FILENAME).is_file()), None)
+
+
+def get_default_database_path() -> Path:
+    return _get_data_folder() / "quire.db"
+
+
 def get_default_database_url() -> str:
-    return f"sqlite:///{_get_data_folder() / 'quire.db'}"
+    return f"sqlite:///{get_default_database_path()}"
 
 
 def get_servers_folder() -> Path:
@@ -87,6 +105,8 @@ def find_agent_file(name: str) -> Path:
 
 def write_atomically(path: Path, text: str) -> None:
     """Writes a temporary file and renames it, so that the file is replaced as a whole or not at all."""
+    import tempfile
+
     target = path.resolve()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,8 @@
 """Differences between operating systems: command lines, signals, and the encoding of the terminal."""
 
-import asyncio
 import os
 import shlex
 import signal
-import subprocess
 from codecs import lookup
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +16,11 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 def join_command(words: Sequence[str], *, is_windows: bool = IS_WINDOWS) -> str:
     """One command line of these words, quoted for the shell of the system."""
-    return subprocess.list2cmdline(words) if is_windows else shlex.join(words)
+    if not is_windows:
+        return shlex.join(words)
+    from subprocess import list2cmdline
+
+    return list2cmdline(words)
 
 
 def split_command(command: str, *, is_windows: bool = IS_WINDOWS) -> list[str]:
@@ -34,6 +36,8 @@ def call_on_signals(stop: Callable[[], None], signals: Sequence[signal.Signals] 
 
     The event loop of Windows handles no signals; there Python's own handler passes them to it.
     """
+    import asyncio
+
     loop = asyncio.get_running_loop()
 
     def handle(number: int, frame: FrameType | None) -> None:

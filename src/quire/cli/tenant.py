@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quire.cli.common import (
-    DEFAULT_TENANT,
     EXIT_FAILED,
     SetOptions,
     TenantOption,
@@ -32,6 +31,7 @@ from quire.cli.output import (
     show_progress,
 )
 from quire.errors import InvalidRequest, MissingExtra, StoreError
+from quire.rows import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from quire.cli.output import Result, make_table, make_text
-from quire.cli.paths import SETTINGS_FILENAME
+from quire.cli.paths import SETTINGS_FILENAME, find_project_settings_path
 from quire.cli.workspace_trust import (
     describe,
-    find_project_settings_path,
     forget,
     read_decisions,
     read_project_file,

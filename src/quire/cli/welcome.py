@@ -31,7 +31,7 @@ def find_first_run(environ: Mapping[str, str]) -> FirstRun | None:
     """Looks for API keys and agents; None if there are settings or a database already."""
     from quire.cli import paths
     from quire.cli.init import find_provider_keys
-    from quire.cli.workspace_trust import find_project_settings_path
+    from quire.cli.paths import find_project_settings_path
 
     used = (
         paths.get_user_settings_path(environ).exists()

@@ -75,24 +75,9 @@ Decide = Callable[[ProjectFile], bool]
 """Decides whether a file with restricted settings is trusted, if the user has not decided before."""
 
 
-def find_project_settings_path(folder: Path) -> Path | None:
-    """Finds the nearest settings file in the folder or its parents, up to the repository's root or the user's home.
-
-    In a folder that is in neither, only that folder counts: parents such as `/tmp` belong to others.
-    """
-    searched: list[Path] = []
-    for each in (folder, *folder.parents):
-        searched.append(each)
-        if (each / ".git").exists() or each == Path.home():
-            break
-    else:
-        searched = [folder]
-    return next((file for each in searched if (file := each / paths.SETTINGS_FILENAME).is_file()), None)
-
-
 def read_project_file(folder: Path, environ: Mapping[str, str] = os.environ) -> ProjectFile | None:
     """Reads the settings file that applies in a folder; None if there is none, or if it is the user's own one."""
-    path = find_project_settings_path(folder)
+    path = paths.find_project_settings_path(folder)
     users = paths.get_user_settings_path(environ)
     if path is None or (users.exists() and users.samefile(path)):
         return None

@@ -28,7 +28,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 StoreFunction = Callable[Concatenate[Connection, str, P], T]
 
-DEFAULT_TENANT = "default"
 MASKER_KEY = "quire masker"
 """Key in `Connection.info` of the masker of the transaction's tenant."""
 

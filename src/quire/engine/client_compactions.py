@@ -16,8 +16,9 @@ from quire.concurrency.worker_threads import measure_entries, run_sized
 from quire.errors import EntryNotFound
 from quire.log import ConversationRecord
 from quire.model import Entry, Manifest, Message, TextPart
+from quire.rows.boilerplate import CODEX_SUMMARY_OPENING, SUMMARY_PROMPTS
 from quire.store import SqlStore
-from quire.wire.agent_boilerplate import CODEX_SUMMARY_OPENING, SUMMARY_PROMPTS, remove_boilerplate
+from quire.wire.agent_boilerplate import remove_boilerplate
 
 MAX_ENTRIES = 20_000
 """Newest messages of a conversation's branches that are searched for compactions."""

@@ -15,11 +15,12 @@ from quire.errors import InvalidEntry, MemoryNotFound, MemoryRetired
 from quire.index import passages
 from quire.index.types import Passage, memory_scope
 from quire.log import conversations, reads
-from quire.log.row_digests import ROW_DIGEST, check_row, with_row_digest
+from quire.log.row_digests import ROW_DIGEST, with_row_digest
 from quire.log.tenant_masker import mask_text
 from quire.log.types import Citation, Memory
 from quire.model.ids import new_id, now
 from quire.model.messages import PURGED_TEXT
+from quire.rows.digests import check_row
 
 _MEMORIES: Select[*tuple[Any, ...]] = select(
     memories.c.memory,

@@ -19,11 +19,13 @@ from quire.db.schema import branches, conversations, uncounted_branches, unindex
 from quire.db.store_part import P, T
 from quire.errors import BranchNotFound, ConversationExists, ConversationNotFound, EntryNotFound, InvalidRequest
 from quire.log import reads
-from quire.log.row_digests import ROW_DIGEST, check_row, covered_columns, with_row_digest
+from quire.log.row_digests import ROW_DIGEST, covered_columns, with_row_digest
 from quire.log.tenant_masker import mask_text
 from quire.log.types import MAIN_BRANCH, Branch, ConversationOrigin, ConversationRecord, OriginCount
 from quire.model import CHAIN_ROOT, ActiveCompaction, BranchState, Compaction, apply_entry
 from quire.model.ids import new_id, now
+from quire.rows.conversations import TAGS_KEY, parse_tags
+from quire.rows.digests import check_row
 
 TOUCH_INTERVAL_MICROS = 1_000_000
 """Minimum time between updates of a conversation's `updated_at`, since each rewrites an index entry."""
@@ -33,8 +35,6 @@ MAX_TAGS = 20
 MAX_TAG_CHARS = 40
 MAX_TAGGED_CONVERSATIONS = 5_000
 """Conversations whose tags are collected for a list of all tags, the most recently used first."""
-TAGS_KEY = "quire_tags"
-"""Key of the tags in a conversation's metadata. It comes last there, so that LIKE can search in the tags alone."""
 _LIKE_TAGS = f'"{TAGS_KEY}": "'.replace("_", "/_")
 """Start of the tags in the JSON of the metadata, as a pattern: a quotation mark within a value would be escaped."""
 
@@ -132,12 +132,7 @@ def _to_conversation(row: Sequence[Any]) -> ConversationRecord:
     conversation, title, created_at, updated_at, metadata, *texts = row
     values = dict(zip(_ORIGIN_COLUMNS, texts, strict=True))
     origin = ConversationOrigin.model_construct(**values) if any(texts) else None
-    return ConversationRecord(conversation, title, created_at, updated_at, origin, _parse_tags(metadata))
-
-
-def _parse_tags(metadata: str | None) -> tuple[str, ...]:
-    joined: str = json.loads(metadata).get(TAGS_KEY, "") if metadata else ""
-    return tuple(filter(None, joined.split(",")))
+    return ConversationRecord(conversation, title, created_at, updated_at, origin, parse_tags(metadata))
 
 
 def to_branch_row(tenant: str, branch: Branch) -> dict[str, Any]:
@@ -228,7 +223,7 @@ def list_tags(connection: Connection, tenant: str) -> list[str]:
         .order_by(conversations.c.updated_at.desc())
         .limit(MAX_TAGGED_CONVERSATIONS)
     )
-    return sorted({tag for metadata in connection.execute(query).scalars() for tag in _parse_tags(metadata)})
+    return sorted({tag for metadata in connection.execute(query).scalars() for tag in parse_tags(metadata)})
 
 
 def list_conversation_ids(
@@ -281,7 +276,7 @@ def get_metadata(connection: Connection, tenant: str, conversation: str) -> dict
 
 def set_metadata(connection: Connection, tenant: str, conversation: str, metadata: Mapping[str, str]) -> None:
     """Replaces a client's notes. The tags stay."""
-    tags = _parse_tags(_read_metadata(connection, tenant, conversation, for_update=True))
+    tags = parse_tags(_read_metadata(connection, tenant, conversation, for_update=True))
     _write_metadata(connection, tenant, conversation, metadata, tags)
 
 

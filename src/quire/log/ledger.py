@@ -9,10 +9,11 @@ from quire.db.dialects import insert_rows, sanitize_text
 from quire.db.schema import calibrations, entries, manifests
 from quire.errors import EntryNotFound, RequestNotFound, ResponseNotFound, StaleHead
 from quire.log.blobs import record_blob_uses, select_stored
-from quire.log.row_digests import ROW_DIGEST, check_row, compute_row_digest, covered_columns, with_row_digest
+from quire.log.row_digests import ROW_DIGEST, covered_columns, with_row_digest
 from quire.log.tenant_masker import get_masker
 from quire.log.types import Branch, RecordedRequest
 from quire.model import Entry, Manifest
+from quire.rows.digests import check_row, compute_row_digest
 
 MAX_RESPONSE_ID_CHARS = 500
 """Maximum length of a response id. A longer one of an upstream is not stored: an index entry of PostgreSQL has at

@@ -1,18 +1,16 @@
-"""Row digests: SHA-256 over the values of a row that the application may update, so that one changed value is found.
+"""Row digests: which columns of a table they cover. `quire.rows.digests` computes them.
 
 Entries and blobs have digests of their content instead, which the application's role cannot update.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
-from hashlib import sha256
 from typing import Any
 
 from sqlalchemy import Column, Table
 
 from quire.db.schema import conversations, documents
-from quire.errors import IntegrityViolation
+from quire.rows.digests import compute_row_digest
 
 ROW_DIGEST = "row_digest"
 
@@ -50,26 +48,3 @@ def with_row_digest(table: Table, row: Mapping[Any, Any]) -> dict[str, Any]:
 def has_row_digest(table: Table, row: Mapping[Any, Any]) -> bool:
     """Whether a stored row is as it was written."""
     return with_row_digest(table, row)[ROW_DIGEST] == row[ROW_DIGEST]
-
-
-def compute_row_digest(values: Sequence[object]) -> bytes:
-    return sha256(_encode_values(values).encode()).digest()
-
-
-def check_row(values: Sequence[object], digest: bytes, *, name: str) -> None:
-    """Raises `IntegrityViolation` if a row with these values was changed after it was written."""
-    if compute_row_digest(values) != digest:
-        raise IntegrityViolation(
-            f"The row of {name} is not as it was recorded; restore it from a backup. "
-            "`quire conversation verify --all` lists all changes."
-        )
-
-
-def _encode_bytes(value: object) -> str:
-    if not isinstance(value, bytes):
-        raise TypeError(f"a row has no values of type {type(value).__name__}")
-    return value.hex()
-
-
-# Every read of a branch checks its row, and `json.dumps` would make an encoder for each.
-_encode_values = json.JSONEncoder(default=_encode_bytes, separators=(",", ":")).encode

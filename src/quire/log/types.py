@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from quire.db.dialects import sanitize_text
 from quire.model import BranchState, ChainHead, Draft, Entry, Manifest, Span
 from quire.model.base import FrozenModel
+from quire.rows.conversations import find_fork_seq
 
 MAIN_BRANCH = 0
 """The number of a conversation's first branch."""
@@ -97,7 +98,7 @@ class Branch(NamedTuple):
     @property
     def fork_seq(self) -> int:
         """The last entry that the branch shares with its parent; 0 without one."""
-        return self.lineage[-1][1] if self.lineage else 0
+        return find_fork_seq(self.lineage)
 
     def move_to(self, head: ChainHead, state: BranchState) -> "Branch":
         """The branch with a new head and the state after it."""

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from quire.errors import EntryNotFound
 from quire.log import Branch, ConversationOrigin, ConversationRecord
 from quire.model import Compaction, Entry, Message, Span, TextPart
+from quire.rows.boilerplate import OPENCODE_SUMMARY_QUESTION, SUMMARY_OPENINGS
 from quire.store import SqlStore
-from quire.wire.agent_boilerplate import OPENCODE_SUMMARY_QUESTION, SUMMARY_OPENINGS
 from quire.wire.client_messages import ClientMessage, ParsedMessage
 from quire.wire.compaction_blocks import read_sealed, read_summary
 

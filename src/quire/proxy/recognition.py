@@ -34,8 +34,8 @@ from quire.proxy.client_compactions import (
     load_summary_replies,
     locate_covered,
 )
+from quire.rows.boilerplate import GEMINI_CLI, GEMINI_SUMMARY_ANSWER, SESSION_CONTEXT_OPENING
 from quire.store import SqlStore
-from quire.wire.agent_boilerplate import GEMINI_CLI, GEMINI_SUMMARY_ANSWER, SESSION_CONTEXT_OPENING
 from quire.wire.client_messages import ClientMessage, ParsedMessage, compute_client_paths, normalize_message
 from quire.wire.codec import ClientRequest
 from quire.wire.compaction_blocks import read_sealed

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 6
 """Format of every search index. Raise it with each change of the tokenizer, the features, the codec, or of what is
-boilerplate (`quire.wire.agent_boilerplate`): an index with another version is rebuilt."""
+boilerplate (`quire.rows.boilerplate`): an index with another version is rebuilt."""
 NUMBERS_PER_BLOCK = 16_384
 """Numbers per row of a term. A larger block means longer rows to rewrite, a smaller one more rows to read."""
 ENTRIES_PER_SEGMENT = 512

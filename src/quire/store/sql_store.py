@@ -30,7 +30,6 @@ from quire.db.database import (
 )
 from quire.db.notifications import Notifications
 from quire.db.store_part import (
-    DEFAULT_TENANT,
     Method,
     P,
     StoreFunction,
@@ -58,6 +57,7 @@ from quire.log.titles import fill_titles
 from quire.log.transcripts import Transcripts
 from quire.log.types import MAIN_BRANCH, Branch, ConversationRecord, ReplyRecord, TenantPurge, Window
 from quire.model import Entry, EntryKind, Manifest, Role, Span
+from quire.rows import DEFAULT_TENANT
 from quire.settings.schema import Cell, TenantMasking
 from quire.store import integrity
 from quire.store.all_tenants import AllTenants

@@ -22,7 +22,7 @@ from quire.model.base import JsonObject, lazy_property
 from quire.model.json_values import dump_json
 from quire.model.messages import Part, Role, ToolResultContent
 from quire.model.policy import WireFormatName
-from quire.wire.agent_boilerplate import SESSION_CONTEXT_OPENING
+from quire.rows.boilerplate import SESSION_CONTEXT_OPENING
 from quire.wire.chat import FORMAT as CHAT_FORMAT
 from quire.wire.compaction_blocks import COMPACTION_TYPES, find_compaction_block
 from quire.wire.responses import FORMAT as RESPONSES_FORMAT

@@ -2,7 +2,7 @@
 
 import type { Message, Part } from "../api/types";
 
-/** Start of such a block. src/quire/wire/agent_boilerplate.py has the same tags, and a test compares them. */
+/** Start of such a block. src/quire/rows/boilerplate.py has the same tags, and a test compares them. */
 const BLOCK_START =
   /\s*(?:<(session_context|hook_context|system-reminder|local-command-caveat|local-command-stdout|local-command-stderr|apps_instructions|codex_internal_context|collaboration_mode|environment_context|environments_instructions|managed_developer_instructions|model_instructions|model_switch|multi_agent_mode|persistent_mode|personality_spec|plugins_instructions|skills_instructions|startup_context|turn_aborted|user_instructions|subagent_notification|command-name|command-message|command-args)>|# AGENTS\.md instructions )/y;
 

@@ -15,8 +15,8 @@ from quire.model import Message, TextPart, ToolDefinition
 from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object
 from quire.model.messages import Role
 from quire.model.policy import WireFormatName
+from quire.rows.boilerplate import SESSION_CONTEXT_OPENING
 from quire.wire import Reply, WireMessage
-from quire.wire.agent_boilerplate import SESSION_CONTEXT_OPENING
 from quire.wire.client_messages import ClientMessage, ParsedMessage
 from quire.wire.codec import (
     MAX_CALL_ID_CHARS,

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from quire.model.json_values import filter_objects, get_text
+from quire.rows.boilerplate import CLAUDE_SUMMARY_OPENING
 from quire.wire import WireMessage
-from quire.wire.agent_boilerplate import CLAUDE_SUMMARY_OPENING
 from quire.wire.item_edits import ItemEditor
 
 THINKING_TYPES = ("thinking", "redacted_thinking")

@@ -1,0 +1,144 @@
+"""Rows of conversations: tags, default titles, and the list of conversations in a SQLite database.
+
+A default title is the first words of a conversation's first question, without what an agent puts before it.
+"""
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from quire.rows.boilerplate import is_client_state, strip_text
+from quire.rows.digests import check_row
+
+TAGS_KEY = "quire_tags"
+"""Key of the tags in a conversation's metadata. It comes last there, so that LIKE can search in the tags alone."""
+
+MAX_TITLE_CHARS = 80
+"""Maximum length of a default title."""
+
+MAX_TITLE_MESSAGES = 4
+"""Maximum number of user messages that are searched for the first question."""
+
+MAX_TITLE_SEQ = 40
+"""Last entry that is searched for the first question; before it come the agent's and the client's instructions."""
+
+_VERSION = "SELECT version_num FROM quire_version"
+_IS_ENCRYPTED = "SELECT 1 FROM quire_tenant_keys WHERE tenant = :tenant"
+CONVERSATIONS = """
+SELECT conversation, title, updated_at, metadata
+FROM quire_conversations
+WHERE tenant = :tenant AND (purged_at IS NULL OR purged_at < updated_at) AND (purpose IS NULL OR :everything)
+ORDER BY updated_at DESC, conversation DESC LIMIT :limit
+"""
+BRANCHES = """
+SELECT conversation, branch, name, created_at, lineage, head_seq, head_digest, head_path, state, updated_at, row_digest
+FROM quire_branches WHERE tenant = :tenant AND conversation = :conversation ORDER BY branch
+"""
+USER_MESSAGE = """
+SELECT body FROM quire_entries
+WHERE tenant = :tenant AND conversation = :conversation AND branch = 0 AND seq <= :last_seq AND role = 'user'
+AND purged_at IS NULL ORDER BY seq LIMIT 1 OFFSET :position
+"""
+
+
+def parse_tags(metadata: str | None) -> tuple[str, ...]:
+    joined: str = json.loads(metadata).get(TAGS_KEY, "") if metadata else ""
+    return tuple(filter(None, joined.split(",")))
+
+
+def find_titles(
+    untitled: Sequence[str], read_messages: Callable[[Sequence[str], int], Iterable[tuple[str, str | None]]]
+) -> dict[str, str]:
+    """Default titles of these conversations.
+
+    `read_messages` reads one user message of each conversation as JSON, by its position. The next ones are read only
+    where a message has nothing but an agent's context.
+    """
+    titles: dict[str, str] = {}
+    for position in range(MAX_TITLE_MESSAGES):
+        if not untitled:
+            break
+        found = [(name, extract_question(json.loads(body))) for name, body in read_messages(untitled, position) if body]
+        untitled = list[str]()
+        for name, (text, question) in found:
+            # The fallback of a conversation without a question is its first message as it is.
+            titles[name] = build_title(question) or titles.get(name) or build_title(text)
+            if text and not question.strip():
+                untitled.append(name)
+    return titles
+
+
+def extract_question(message: Mapping[str, Any]) -> tuple[str, str]:
+    """The text of a user's message as it is, and without what an agent added to it."""
+    whole: list[str] = []
+    own: list[str] = []
+    words: list[str] = []
+    for part in message["parts"]:
+        if part["type"] == "text":
+            whole.append(part["text"])
+            if not is_client_state(part.get("provider_fields")):
+                own.append(strip_text(part["text"], message["role"], words))
+        elif part["type"] == "tool_result":
+            for each in part["content"]:
+                if each["type"] == "text":
+                    strip_text(each["text"], "tool", words)
+    return "".join(whole), "\n".join(text for text in (*own, *words) if text)
+
+
+def build_title(text: str) -> str:
+    """As many whole words as fit in `MAX_TITLE_CHARS`, on one line."""
+    line = " ".join(text[: 4 * MAX_TITLE_CHARS].split())
+    if len(line) <= MAX_TITLE_CHARS:
+        return line
+    words, _, _ = line[:MAX_TITLE_CHARS].rpartition(" ")
+    return f"{words or line[: MAX_TITLE_CHARS - 1]}…"
+
+
+class ConversationListRow(NamedTuple):
+    """A line of the list of conversations."""
+
+    id: str
+    title: str
+    tags: tuple[str, ...]
+    updated_at: int
+    entries: int
+    branches: int
+
+
+def is_readable(connection: sqlite3.Connection, tenant: str, *, schema_version: str) -> bool:
+    """Whether this module can read the rows of the tenant: of this schema, and not encrypted."""
+    if connection.execute(_VERSION).fetchall() != [(schema_version,)]:
+        return False
+    return connection.execute(_IS_ENCRYPTED, {"tenant": tenant}).fetchone() is None
+
+
+def list_conversations(
+    connection: sqlite3.Connection, tenant: str, *, limit: int, everything: bool
+) -> list[ConversationListRow]:
+    """The conversations most recently used first, like the store's list."""
+
+    def read_messages(names: Sequence[str], position: int) -> Iterable[tuple[str, str | None]]:
+        for name in names:
+            params = {"tenant": tenant, "conversation": name, "position": position, "last_seq": MAX_TITLE_SEQ}
+            for (body,) in connection.execute(USER_MESSAGE, params):
+                yield name, body
+
+    params = {"tenant": tenant, "limit": limit, "everything": everything}
+    rows = connection.execute(CONVERSATIONS, params).fetchall()
+    titles = find_titles([name for name, title, _, _ in rows if not title], read_messages)
+    listed: list[ConversationListRow] = []
+    for name, title, updated_at, metadata in rows:
+        entries = branches = 0
+        for row in connection.execute(BRANCHES, {"tenant": tenant, "conversation": name}):
+            check_row(row[:-1], row[-1], name=f"branch {row[1]} of {row[0]!r}")
+            branches += 1
+            entries += row[5] - find_fork_seq(json.loads(row[4]))
+        shown = title or titles.get(name, "")
+        listed.append(ConversationListRow(name, shown, parse_tags(metadata), updated_at, entries, branches))
+    return listed
+
+
+def find_fork_seq(lineage: Sequence[Sequence[int]]) -> int:
+    """The last entry that a branch of this lineage shares with its parent; 0 without one."""
+    return lineage[-1][1] if lineage else 0
