@@ -24,6 +24,7 @@ from quire.cli.conversation_list import OTHER_SETTINGS, print_list
 from quire.db.migrate import SCHEMA_VERSION
 from quire.log import ConversationOrigin
 from quire.model import Compaction, Message, Span, TextPart, ToolResultPart
+from quire.model.base import JsonObject
 from quire.rows.conversations import extract_question
 from quire.settings import Settings
 from quire.store import SqlStore
@@ -45,7 +46,7 @@ TEXTS = st.one_of(
     ),
     st.text(max_size=200),
 )
-CLIENT_STATE = {"responses": {"type": "configuration_update"}}
+CLIENT_STATE: JsonObject = {"responses": {"type": "configuration_update"}}
 PARTS = st.one_of(
     TEXTS.map(lambda text: TextPart(text=text)),
     TEXTS.map(lambda text: TextPart(text=text, provider_fields=CLIENT_STATE)),
