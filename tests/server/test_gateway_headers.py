@@ -423,6 +423,7 @@ async def test_a_conversation_id_may_arrive_as_plain_utf_8(store: SqlStore):
         b"%FF",
         b"\xff",
         b"%00",
+        b"",
         b"x" * (MAX_CONVERSATION_ID_CHARS + 1),
         b"%41" * (MAX_CONVERSATION_HEADER_CHARS // 3 + 1),
     ],
@@ -433,6 +434,15 @@ async def test_an_invalid_conversation_id_is_refused_before_the_upstream_is_call
         answer = await harness.http.post("/v1/chat/completions", json=BODY, headers=headers)
         assert answer.status_code in (400, 422), answer.text
         assert not up.requests
+
+
+@pytest.mark.parametrize(("branch", "status"), [("0", 200), ("", 422), ("x", 422), ("-1", 422), (str(2**31), 422)])
+async def test_an_invalid_branch_is_refused_before_the_upstream_is_called(store: SqlStore, branch: str, status: int):
+    async with run_fake_upstream(respond_with_text("Yes.")) as up, run_gateway(store, up.url) as harness:
+        await harness.http.post("/v1/chat/completions", json=BODY, headers={"x-quire-conversation": "c"})
+        headers = {"x-quire-conversation": "c", "x-quire-branch": branch}
+        answer = await harness.http.post("/v1/chat/completions", json=BODY, headers=headers)
+        assert (answer.status_code, len(up.requests)) == (status, 2 if status == 200 else 1), answer.text
 
 
 IDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=200)
