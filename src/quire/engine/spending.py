@@ -28,6 +28,16 @@ def has_spend_cap(engine: EngineState, conversation: str) -> bool:
     return _find_caps(engine, conversation).exist
 
 
+def needs_reservation(engine: EngineState, conversation: str) -> bool:
+    """Whether a call may be refused before it is sent: by a spend cap, the daily budget or the quota of storage."""
+    settings = engine.config.settings
+    return (
+        has_spend_cap(engine, conversation)
+        or engine.store.base.max_stored_bytes is not None
+        or (settings.daily_budget is not None and settings.daily_budget_stops)
+    )
+
+
 async def check_spend_cap(engine: EngineState, conversation: str) -> None:
     """Raises `SpendCapReached` if a cap is spent, and `UnknownPrice` if it cannot hold."""
     config, caps = engine.config, _find_caps(engine, conversation)
@@ -45,6 +55,8 @@ async def reserve_spend(
     the rest of a cap. Likewise `StorageQuotaReached`, and `TooManyRequests` if calls in progress may store the rest of
     the quota.
     """
+    if not needs_reservation(engine, conversation):
+        return None
     config, caps, quota = engine.config, _find_caps(engine, conversation), engine.store.base.max_stored_bytes
     budget = config.settings.daily_budget
     if budget is not None and config.settings.daily_budget_stops:

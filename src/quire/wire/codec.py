@@ -375,7 +375,8 @@ class Codec(ABC):
                 f"`tools` has {count:,} items, and at most {MAX_REQUEST_TOOLS:,} are allowed; send fewer."
             )
         for label, text, max_chars in self.list_identifiers(body):
-            _check_length(label, text, max_chars)
+            if text is not None:
+                _check_length(label, text, max_chars)
 
     def count_tools(self, body: Mapping[str, Any]) -> int:
         return count_items(body, "tools", "functions")

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 
 from quire.concurrency.cancellation import run_shielded
 from quire.concurrency.worker_threads import run_sized
-from quire.engine.spending import spend_caps_for
+from quire.engine.spending import needs_reservation, spend_caps_for
 from quire.errors import InvalidRequest, QuireError, StaleHead, StoreError
 from quire.proxy.engine_variants import EngineVariant, EngineVariants
 from quire.proxy.known_messages import ClientBody, KnownMessageCache
@@ -172,6 +172,8 @@ class Exchange:
             if (previous := client_request.previous_reply) is not None:
                 client_request = await restore_envelope(client_request, previous, self.get_store())
             prepared = await self._match_and_prepare(client_request, upstream)
+            if not needs_reservation(prepared.recorder.engine, prepared.match.conversation):
+                return prepared
             # The reservation must be known to the relay, which settles it, even if the client disconnects now.
             choices = client_request.choice_count
             request = await run_shielded(prepared.recorder.reserve_spend(prepared.request, choices=choices))
