@@ -86,6 +86,18 @@ def test_planted_waste_is_found_with_a_command_that_shows_it(agent_home: Path):
     assert found["repeated_read"]["total"] == PLANTED_OF_A_KIND
 
 
+def test_a_command_can_be_copied_from_a_narrow_terminal(agent_home: Path, monkeypatch: pytest.MonkeyPatch):
+    plant(agent_home / ".claude" / "projects", "unused_result", 1)
+    plant(agent_home / ".claude" / "projects", "cache_break", 1)
+    findings = scan()["findings"]
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = run("scan").splitlines()
+    assert {finding["kind"] for finding in findings} >= {"unused_result", "cache_break"}
+    assert [each["command"] for each in findings if f"    $ {each['command']}" not in lines] == []
+    assert any("The prompt cache broke 1 time in 1 session" in line for line in lines)
+    assert any("No reply used 1 tool result" in line for line in lines)
+
+
 def test_clean_sessions_have_no_finding(agent_home: Path):
     for number in range(CLEAN_SESSIONS):
         write_clean_session(agent_home / ".claude" / "projects", number, messages=30)

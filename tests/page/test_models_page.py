@@ -16,7 +16,9 @@ from test_reading_and_transfer import FORMULAS
 
 import demo
 from infra.scripted_provider import run_scripted_provider
+from quire.log import ConversationOrigin
 from quire.model import Message
+from quire.store import DEFAULT_TENANT
 
 pytestmark = pytest.mark.nightly
 
@@ -62,6 +64,18 @@ def test_the_first_screen_names_the_model_and_what_keeps_it_from_answering(
         dialog = page.get_by_role("dialog", name="Choose a model")
         dialog.get_by_role("button", name="scripted").click()
         expect(status).to_contain_text(f"scripted answers. {provider.url.removeprefix('http://')} is reachable.")
+
+
+def test_without_a_model_the_first_screen_of_a_recorder_is_no_alarm(page: Page, unreachable_server: PageServer) -> None:
+    origin = ConversationOrigin(client="claude-code", project="/home/ada/boat")
+    store = unreachable_server.server_state.engine_for(DEFAULT_TENANT).store
+    unreachable_server.run(store.create_conversation("boat", origin=origin))
+    page.goto(unreachable_server.url())
+    status = page.get_by_role("status", name="Model")
+    expect(status).to_contain_text(
+        "You need a model to chat here, but not to look at what agents recorded.", timeout=20_000
+    )
+    expect(status).not_to_have_class(re.compile("problem"))
 
 
 def test_a_conversation_answers_with_the_model_that_was_chosen_for_it(

@@ -160,6 +160,14 @@ def tool(
 
     A blocking function runs in its own thread; after `timeout_seconds` the call returns an error, but the thread runs
     to its end.
+
+    Args:
+        function: A function with type hints and a docstring.
+        name: Name for the model. Default: the function's.
+        description: Text for the model. Default: the docstring.
+        include: Include mode in an agent: `always`, `manual` or `agent`.
+        needs_approval: Whether a call needs approval, or a function of its arguments that says so.
+        timeout_seconds: Time after which the model gets an error. None: no limit.
     """
 
     def make(function: Callable[..., Any]) -> FunctionTool:

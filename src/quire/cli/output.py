@@ -70,11 +70,13 @@ def print_drawing(draw: DrawFunction | str) -> None:
     for renderable in [make_text(draw)] if isinstance(draw, str) else draw(console):
         if isinstance(renderable, Verbatim):
             sys.stdout.write(f"{sanitize(renderable)}\n")
-        elif console.is_terminal:
-            console.print(renderable)
+            continue
+        is_one_line = getattr(renderable, "no_wrap", None) is True
+        if console.is_terminal:
+            console.print(renderable, soft_wrap=is_one_line)
         else:
             with console.capture() as captured:
-                console.print(renderable)
+                console.print(renderable, soft_wrap=is_one_line)
             # Strip the spaces with which tables pad their lines.
             sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
@@ -113,10 +115,11 @@ def to_one_line(text: str, limit: int = 200) -> str:
     return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
 
 
-def make_text(content: str, style: str = "") -> "Text":
+def make_text(content: str, style: str = "", *, wrap: bool = True) -> "Text":
+    """Without `wrap` a line stays one line, which a reader can copy: the terminal breaks it, or the pipe does not."""
     from rich.text import Text
 
-    return Text(sanitize(content), style=style)
+    return Text(sanitize(content), style=style, no_wrap=not wrap)
 
 
 def make_table(

@@ -201,4 +201,4 @@ def _draw_finding(number: int, finding: "ScanFindingSchema") -> "Iterable[Render
     if finding.total > MAX_ROWS:
         yield Padding(make_text(f"and {finding.total - MAX_ROWS:,} more", style="dim"), (0, 0, 0, 4))
     yield Padding(make_text(f"→ {finding.advice}", style="dim"), (0, 0, 0, 4))
-    yield Padding(make_text(f"$ {finding.command}", style="cyan"), (0, 0, 0, 4))
+    yield make_text(f"    $ {finding.command}", style="cyan", wrap=False)

@@ -97,12 +97,16 @@ class Conversation:
         model: Model | None = None,
     ) -> "TurnResult":
         """Runs a turn to its answer: sends the message, runs the tools that the model calls, and sends their results,
-        until a reply calls none. Without a message it continues from the log as it is.
+        until a reply calls none. If `max_steps` or `max_cost` ends it earlier, `reason` of the result says so.
 
-        `tools` are functions, plain or made with `quire.tool`. A call that needs approval is passed to `approve`, which
-        returns True to run it; without `approve` it is denied. The turn ends after `max_steps` model calls (by default
-        the setting of this name), and begins no further step once it has cost `max_cost` US dollars; `reason` of the
-        result says so. `model` answers instead of the model that the settings name.
+        Args:
+            message: The question. Without one, the turn continues from the log as it is.
+            tools: Functions, plain or made with `quire.tool`.
+            approve: Called with each call that needs approval. Returns True to run it, False or
+                `quire.Deny(reason)` to deny it. Without it, such calls are denied.
+            max_steps: Maximum model calls. Default: the setting of this name.
+            max_cost: US dollars after which no further step begins, summaries included.
+            model: Answers in place of the model that the settings name.
         """
         from quire.engine.agent_loop import collect_turn
 
@@ -120,6 +124,8 @@ class Conversation:
         model: Model | None = None,
     ) -> "AsyncGenerator[TurnEvent]":
         """Runs a turn like `send`, and yields its events (`quire.events`) as they happen.
+
+        Takes the arguments of `send`.
 
         The last event is `TurnEnded`, or `TurnFailed` with the error. Closing the iterator stops the turn: what has
         arrived of the reply is recorded, and every tool call has a result.
@@ -152,8 +158,10 @@ class Conversation:
     async def append(self, *messages: Message | str, after: bytes | None = None) -> list[Entry]:
         """Stores messages with their token counts, without a model call.
 
-        With `after`, the path of the head that the caller read, it raises `StaleHead` if the branch has moved on
-        (optimistic concurrency).
+        Args:
+            messages: Messages in their order. A text is a message of the user.
+            after: Path of the head that the caller read. If the branch has moved on, `StaleHead` is raised
+                (optimistic concurrency).
         """
         return await self.recorder.append(*map(to_message, messages), after=after)
 
@@ -165,6 +173,11 @@ class Conversation:
         The request fits the window. If the history exceeds the trigger, the older part is compacted first, or omitted
         if compactions need the user's consent (`compact_when`). A single message is stored with its reply; a sequence,
         such as tool results, is stored at once, because results belong to the call before them.
+
+        Args:
+            message: The question, or several messages such as tool results. Without one, the request continues from
+                the log as it is.
+            documents: Documents for this request, in the tokens that the rest leaves free.
         """
         await check_spend_cap(self.engine, self.id)
         pending: tuple[PendingMessage, ...] = ()
@@ -187,9 +200,13 @@ class Conversation:
     ) -> Entry:
         """Stores the reply, its question, and the manifest of the `request` that it answers.
 
-        Accepts an OpenAI or Anthropic response, as an object or a dict, a `Message`, or plain text. `references` are
-        the documents that built-in tools read for this reply (`run_tool`). Pass `incomplete` for a reply that was
-        interrupted. A reply that calls no tools ends its turn: it gets the references and totals of all steps.
+        A reply that calls no tools ends its turn: it gets the references and totals of all steps.
+
+        Args:
+            response: An OpenAI or Anthropic response as an object or a dict, a `Message`, or plain text.
+            request: The request that it answers.
+            references: Documents that built-in tools read for this reply (`run_tool`).
+            incomplete: Whether the reply was interrupted.
         """
         stored = await self.recorder.record(
             parse_reply(response), request=request, references=references, incomplete=incomplete
@@ -209,6 +226,9 @@ class Conversation:
 
         Returns the entries, and the request to record the reply for. A question that alone exceeds the budget is
         summarized, if a model is available, and the request is built again.
+
+        Args:
+            request: The request that is about to be sent.
         """
         entries, recorded = await self.recorder.record_question(request)
         schedule_indexing(self.engine)
@@ -229,10 +249,14 @@ class Conversation:
         return await (await self._assembler.draft_current()).plan_manually()
 
     async def compact(self, *, instructions: str | None = None, trigger: CompactionTrigger = "manual") -> Entry | None:
-        """Compacts now, regardless of usage; `instructions` name what the summary must contain.
+        """Compacts now, regardless of usage.
 
-        Returns None if there is nothing to compact, or if a concurrent compaction came first. `trigger` is recorded
-        with the compaction. With "background", only a branch above `context_background_threshold` is compacted.
+        Returns None if there is nothing to compact, or if a concurrent compaction came first.
+
+        Args:
+            instructions: What the summary must contain.
+            trigger: Recorded with the compaction. With `background`, only a branch above
+                `context_background_threshold` is compacted.
         """
         try:
             current = await self._assembler.draft_current()
@@ -268,7 +292,11 @@ class Conversation:
         return await self._compactor.redo()
 
     async def edit_summary(self, text: str) -> Entry:
-        """Replaces the active summary; the old one stays in the log, and `undo_compaction` restores it."""
+        """Replaces the active summary; the old one stays in the log, and `undo_compaction` restores it.
+
+        Args:
+            text: The new summary.
+        """
         return await self._compactor.edit_summary(text)
 
     async def search(
@@ -280,7 +308,15 @@ class Conversation:
         min_score: float = 0.0,
         limit: int = 20,
     ) -> MessageSearchResult:
-        """Searches the messages of this conversation, archived or not, on all its branches."""
+        """Searches the messages of this conversation, archived or not, on all its branches.
+
+        Args:
+            query: Words to look for. With embeddings, messages of a similar meaning are found too.
+            where: Filters, which apply before the best messages are selected.
+            order: `relevance`, `newest` or `oldest` first.
+            min_score: Only messages with at least this score, from 0 to 1.
+            limit: Maximum number of messages.
+        """
         own = where.model_copy(update={"conversations": (self.id,)})
         return await search_messages(self.engine, query, where=own, order=order, min_score=min_score, limit=limit)
 
@@ -301,17 +337,29 @@ class Conversation:
         return await self._session_items.items()
 
     async def add_item(self, item: ContextItem | str) -> ContextItem:
-        """Adds one of the agent's rules, references or tools to the session, by name."""
+        """Adds one of the agent's rules, references or tools to the session, by name.
+
+        Args:
+            item: Name of the item, or the item.
+        """
         return await self._session_items.add(item)
 
     async def remove_item(self, item: ContextItem | str) -> ContextItem:
-        """Removes an item from the session, however it was added."""
+        """Removes an item from the session, however it was added.
+
+        Args:
+            item: Name of the item, or the item.
+        """
         return await self._session_items.remove(item)
 
     async def run_tool(self, call: ToolCallPart, *, request: Request) -> ToolOutcome:
         """Runs a call of one of Quire's built-in tools, which the model made in its reply to `request`.
 
         Append the message of the outcome, and pass its references on to `record` with the next reply.
+
+        Args:
+            call: A call from the reply.
+            request: The request that the reply answered.
         """
         if call.name == TOOL_SEARCH.name and request.tools is not None:
             search = parse_tool_search(call.arguments)
@@ -324,7 +372,11 @@ class Conversation:
         return ToolOutcome(Message.tool(call.id, result.text, is_error=result.is_error), result.references)
 
     async def preview(self, message: Message | str = "") -> Manifest:
-        """The manifest that a request with this message would have now. Changes nothing."""
+        """The manifest that a request with this message would have now. Changes nothing.
+
+        Args:
+            message: The message that it would send.
+        """
         return (await self._assembler.assemble((PendingMessage(to_message(message)),))).assembly.manifest
 
     async def suggest(self) -> "ContextSuggestion | None":
@@ -335,7 +387,12 @@ class Conversation:
         return await find_suggestion(self.engine, self.id, self.branch)
 
     async def fork(self, seq: int, *, name: str | None = None) -> "Conversation":
-        """Creates a branch that shares every entry up to and including `seq`."""
+        """Creates a branch that shares every entry up to and including `seq`.
+
+        Args:
+            seq: Number of the last entry that both branches share.
+            name: Name of the branch.
+        """
         branch = await self.engine.store.fork(self.id, at=seq, branch=self.branch, name=name)
         return Conversation(self.engine, self.id, branch.number)
 
@@ -345,11 +402,19 @@ class Conversation:
         return await self.engine.store.get_conversation_cost(self.id)
 
     async def pin(self, seq: int) -> None:
-        """Pins a message: it stays in every request verbatim, whatever is compacted."""
+        """Pins a message: it stays in every request verbatim, whatever is compacted.
+
+        Args:
+            seq: Number of the message in the branch.
+        """
         await self.engine.store.append(self.id, Pin(message=seq), branch=self.branch)
 
     async def unpin(self, seq: int) -> None:
-        """Removes the pin of a message: compactions may cover it again."""
+        """Removes the pin of a message: compactions may cover it again.
+
+        Args:
+            seq: Number of the message in the branch.
+        """
         await self.engine.store.append(self.id, Unpin(message=seq), branch=self.branch)
 
     async def drop(self, seq: int, *, reason: str | None = None, now: bool = False) -> None:
@@ -357,6 +422,11 @@ class Conversation:
 
         An agent that keeps its own list is sent the stub too, at the next moment at which its prompt cache is cold
         anyway, or `now`.
+
+        Args:
+            seq: Number of the message in the branch.
+            reason: Stored with the entry, and in the stub.
+            now: Whether an agent that keeps its own list gets the stub before its prompt cache is cold.
         """
         entry = await self.engine.store.get_entry(self.id, seq, branch=self.branch)
         if entry.role not in ("user", "assistant", "tool"):
@@ -366,7 +436,12 @@ class Conversation:
         )
 
     async def restore(self, seq: int, *, now: bool = False) -> None:
-        """Brings a message back: one that was dropped as it was, one that a compaction archived as a pinned message."""
+        """Brings a message back: one that was dropped as it was, one that a compaction archived as a pinned message.
+
+        Args:
+            seq: Number of the message in the branch.
+            now: As for `drop`.
+        """
         state = (await self.engine.store.get_branch(self.id, self.branch)).state
         if seq in state.dropped:
             await self.engine.store.append(self.id, Undrop(message=seq, now=now or None), branch=self.branch)
@@ -374,11 +449,15 @@ class Conversation:
             await self.pin(seq)
 
     async def set_priority(self, seq: int, priority: int | None) -> None:
-        """Sets the priority of a message, 1 to 10; None resets it to the default, 5.
+        """Sets the priority of a message.
 
         The next compaction of the `hybrid` strategy archives messages of low priority first, and preserves messages
         of high priority verbatim as far as their shares reach. A message that is archived already has no priority to
         set: no compaction brings it back.
+
+        Args:
+            seq: Number of the message in the branch.
+            priority: 1 to 10, or None for the default, 5.
         """
         if priority is not None and not MIN_PRIORITY <= priority <= MAX_PRIORITY:
             raise InvalidRequest(f"A priority is a number from {MIN_PRIORITY} to {MAX_PRIORITY}, not {priority}.")
@@ -398,12 +477,20 @@ class Conversation:
         return await self.engine.store.read_range(self.id, branch=self.branch, kinds=["message"])
 
     async def manifest(self, reply_seq: int) -> Manifest:
-        """The manifest of the request that the entry `reply_seq` answered."""
+        """The manifest of the request that a reply answered.
+
+        Args:
+            reply_seq: Number of the reply that answered the request.
+        """
         return await self.engine.store.get_manifest(self.id, reply_seq, branch=self.branch)
 
     async def replay(self, reply_seq: int) -> "Replay":
-        """Gives the request that the entry `reply_seq` answered back as it was sent, if its bytes are stored, and
-        rebuilds it from the log."""
+        """Returns the request that a reply answered as it was sent, if its bytes are stored, and rebuilds it from
+        the log.
+
+        Args:
+            reply_seq: Number of the reply that answered the request.
+        """
         from quire.ledger import load_sent_body, replay
 
         blobs, manifest = self.engine.runtime.blobs, await self.manifest(reply_seq)
@@ -417,13 +504,22 @@ class Conversation:
         return replace(rebuilt, sent_body=await load_sent_body(self.engine.store, manifest, reply_seq))
 
     async def diff(self, reply_seq: int, other_seq: int) -> "list[ManifestChange]":
-        """The changes between the requests of two replies."""
+        """The changes between the requests of two replies.
+
+        Args:
+            reply_seq: Number of the reply that answered the request.
+            other_seq: Number of the reply to compare with.
+        """
         from quire.ledger import diff_manifests
 
         return diff_manifests(await self.manifest(reply_seq), await self.manifest(other_seq))
 
     async def cache_breaks(self, reply_seq: int | None = None) -> "CacheReport":
-        """Where the provider's prompt cache broke and why: in the newest requests, or in the request of one reply."""
+        """Where the provider's prompt cache broke and why: in the newest requests, or in the request of one reply.
+
+        Args:
+            reply_seq: Number of a reply. Default: the newest requests.
+        """
         from quire.ledger.cache_history import load_cache_report
 
         return await load_cache_report(
@@ -435,7 +531,12 @@ class Conversation:
         )
 
     async def why(self, item: int | str, *, reply_seq: int) -> Decision:
-        """The decision that included or excluded a message (by `seq`) or an item (by name) in that request."""
+        """The decision that included or excluded a message or an item in that request.
+
+        Args:
+            item: Number of a message, or name of an item.
+            reply_seq: Number of the reply that answered the request.
+        """
         from quire.ledger import find_decision
 
         return find_decision(await self.manifest(reply_seq), item)

@@ -49,10 +49,19 @@ async def open_engine(
 ) -> AsyncGenerator["Engine"]:
     """Opens the log at `url`. Any setting can be passed by name, as in `model="gpt-4o"`.
 
-    An `agent`, or the path of its TOML file, adds rules, references, tools and memory. A `vault` is the folder in which
-    `[[links]]` and `@paths` in messages are resolved. A `summarizer`, or the name of a model, writes the summaries of
-    compactions; without one, or with "extract", they are extractive and need no model. An `embedder` adds
-    semantic search to the search by words. `environ` has the key that `encryption.key_env` names.
+    Args:
+        url: Database of the log: `sqlite:///path`, or `postgresql://…`.
+        tenant: Owner of the conversations.
+        settings: Settings to begin with. Default: the defaults.
+        instructions: System text of every request.
+        tools: Definitions of tools that your program runs.
+        agent: Rules, references, tools and memory, or the path of their TOML file.
+        vault: Folder in which `[[links]]` and `@paths` in messages are resolved.
+        summarizer: Model, or the name of one, that writes the summaries of compactions. Without one, or with
+            `extract`, they are extractive and need no model.
+        embedder: Adds semantic search to the search by words.
+        environ: Has the key that `encryption.key_env` names.
+        changes: Settings by name.
     """
     if isinstance(agent, str | Path):
         from quire.context.agent_loader import load_agent
@@ -92,7 +101,12 @@ class Engine(EngineState):
     """Opens conversations on a store. Built from a store and an `EngineConfig`, or by `quire.open`."""
 
     async def conversation(self, id: str | None = None, *, branch: int = MAIN_BRANCH) -> Conversation:
-        """Opens the conversation with this id, or creates it; without an id, creates a new one."""
+        """Opens or creates a conversation.
+
+        Args:
+            id: ID of the conversation, which is created if it does not exist. Default: a new ID.
+            branch: Number of the branch.
+        """
         try:
             record = await self.store.get_conversation(id) if id is not None else await self.store.create_conversation()
         except ConversationNotFound:
@@ -113,7 +127,15 @@ class Engine(EngineState):
         min_score: float = 0.0,
         limit: int = 20,
     ) -> MessageSearchResult:
-        """Searches the messages of all conversations, archived or not, by words and, with an embedder, by meaning."""
+        """Searches the messages of all conversations, archived or not, by words and, with an embedder, by meaning.
+
+        Args:
+            query: Words to look for. With embeddings, messages of a similar meaning are found too.
+            where: Filters, which apply before the best messages are selected.
+            order: `relevance`, `newest` or `oldest` first.
+            min_score: Only messages with at least this score, from 0 to 1.
+            limit: Maximum number of messages.
+        """
         return await search_messages(self, query, where=where, order=order, min_score=min_score, limit=limit)
 
     def index_vault(self) -> "AsyncGenerator[IndexProgress]":

@@ -87,15 +87,28 @@ class Request:
         return [text for text in texts if text.startswith(f"<{LABEL_PREFIX}:")]
 
     def to_chat(self, **options: Any) -> dict[str, Any]:
-        """Keyword arguments for `client.chat.completions.create`; `options` are added to them."""
+        """Keyword arguments for `client.chat.completions.create`.
+
+        Args:
+            options: More arguments, such as `temperature`.
+        """
         return self.assembly.rendered.to_payload("chat", load_blob=self.load_blob) | options
 
     def to_responses(self, **options: Any) -> dict[str, Any]:
-        """Keyword arguments for `client.responses.create`; `options` are added to them."""
+        """Keyword arguments for `client.responses.create`.
+
+        Args:
+            options: More arguments, such as `temperature`.
+        """
         return self.assembly.rendered.to_payload("responses", load_blob=self.load_blob) | options
 
     def to_messages(self, *, max_tokens: int | None = None, **options: Any) -> dict[str, Any]:
-        """Keyword arguments for `client.messages.create`; `max_tokens` defaults to the reserved response tokens."""
+        """Keyword arguments for `client.messages.create`.
+
+        Args:
+            max_tokens: Maximum tokens of the reply. Default: the reserved response tokens.
+            options: More arguments, such as `temperature`.
+        """
         reserved = self.assembly.policy.reserved_response_tokens
         payload = self.assembly.rendered.to_payload(
             "messages", max_tokens=max_tokens or max(1, reserved), load_blob=self.load_blob

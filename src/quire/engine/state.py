@@ -30,10 +30,14 @@ class EngineState:
     runtime: EngineRuntime = field(default_factory=EngineRuntime)
 
     def with_changes(self, **changes: Any) -> Self:
-        """A variant for the same store with another `agent`, `vault`, `summarizer`, `embedder` or `clock`, or other
-        settings, given by name; the runtime state (caches, calibrations, listeners, jobs) is shared.
+        """A variant for the same store with other settings.
+
+        The runtime state (caches, calibrations, listeners, jobs) is shared.
 
         An agent is used as it is, with its own tools only. A new model recounts only the messages in the window.
+
+        Args:
+            changes: `agent`, `vault`, `summarizer`, `embedder`, `clock`, or any setting, by name.
         """
         return replace(self, config=self.config.with_changes(**changes))
 
@@ -83,7 +87,11 @@ class EngineState:
         return self.runtime.hooks
 
     def subscribe(self, listener: "Callable[[ContextEvent], None]") -> None:
-        """Calls `listener` with every event of this engine and its variants, in order, from now on."""
+        """Calls `listener` with every event of this engine and its variants, in order, from now on.
+
+        Args:
+            listener: Called with each event.
+        """
         self.runtime.listeners.append(listener)
 
     async def wait_for_background(self) -> None:

@@ -95,7 +95,7 @@ class FindingsReport:
 
 class _Wording(NamedTuple):
     title: str
-    """With `n` pieces of evidence, their `count`, the `sessions`, `tokens` and dollars in `cost`."""
+    """With `n` pieces of evidence, how many `times`, the `sessions`, `tokens` and dollars in `cost`."""
     advice: str
     evidence: str
     is_entry: bool = False
@@ -104,7 +104,7 @@ class _Wording(NamedTuple):
 
 _WORDINGS: dict[ObservationKind, _Wording] = {
     "cache_break": _Wording(
-        "The prompt cache broke {count:,} times in {sessions}: {tokens} processed again, {cost} more.",
+        "The prompt cache broke {times} in {sessions}: {tokens} processed again, {cost} more.",
         "A pause longer than the cache's lifetime or another model in the same session costs the whole prompt again.",
         "{text}: {tokens} again",
     ),
@@ -120,7 +120,7 @@ _WORDINGS: dict[ObservationKind, _Wording] = {
         is_entry=True,
     ),
     "unused_result": _Wording(
-        "{n} of tools filled the window and no reply used them: {tokens}, carried through later requests for {cost}.",
+        "No reply used {n} that filled the window: {tokens}, carried through later requests for {cost}.",
         "Ask for less output: a range, a filter, the first lines.",
         "{text}: {tokens} in {requests}",
         is_entry=True,
@@ -147,7 +147,7 @@ _NOUNS: dict[ObservationKind, str] = {
     "cache_break": "session",
     "cache_share": "session",
     "said_again": "fact",
-    "unused_result": "result",
+    "unused_result": "tool result",
     "fixed_prompt": "session",
     "repeated_read": "file",
     "failed_command": "command",
@@ -211,7 +211,7 @@ def _sum_up_observations(observed: Iterable[ObservedConversation]) -> Iterable[F
         )
         title = wording.title.format(
             n=_count(len(items), _NOUNS[kind]),
-            count=sum(each.times for _, each in items),
+            times=_count(sum(each.times for _, each in items), "time"),
             sessions=_count(len({conversation.conversation for conversation, _ in items}), "session"),
             tokens=format_tokens(tokens),
             smallest=format_tokens(min(each.tokens for _, each in items)),

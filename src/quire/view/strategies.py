@@ -218,7 +218,14 @@ class Strategy(Protocol):
     def choose_cut(
         self, batches: Sequence[MessageBatch], *, legal_cuts: Sequence[int], max_tokens: int, policy: Policy
     ) -> int:
-        """Returns one of `legal_cuts`. The batches after it should fit into `max_tokens`, if possible."""
+        """Returns one of `legal_cuts`. The batches after it should fit into `max_tokens`, if possible.
+
+        Args:
+            batches: The history. A tool call and its results are one batch.
+            legal_cuts: Places where a cut separates nothing that belongs together, the one that keeps most first.
+            max_tokens: What should remain after the cut.
+            policy: Model, window and thresholds of the request.
+        """
         ...
 
 
@@ -226,7 +233,11 @@ _strategies: dict[str, Strategy] = {}
 
 
 def register_strategy(strategy: Strategy) -> None:
-    """Registers a strategy under its name; replaces an earlier one with that name."""
+    """Registers a strategy under its name; replaces an earlier one with that name.
+
+    Args:
+        strategy: An object with the attributes of `Strategy`.
+    """
     _strategies[strategy.name] = strategy
 
 

@@ -40,6 +40,7 @@ export const dialogs: typeof english = {
   cannotAnswerBadge: "kann nicht antworten",
   modelIsChecked: "wird geprüft…",
   modelCannotAnswer: "kann zurzeit nicht antworten.",
+  modelIsForChat: "Ein Modell ist nur zum Chatten hier nötig, nicht um Aufgezeichnetes anzusehen.",
   modelAnswers: "antwortet.",
   hostReachable: (host) => `${host} ist erreichbar.`,
   checkAgain: "Erneut prüfen",

@@ -41,6 +41,7 @@ export const dialogs = {
   cannotAnswerBadge: "cannot answer",
   modelIsChecked: "is being checked…",
   modelCannotAnswer: "cannot answer now.",
+  modelIsForChat: "You need a model to chat here, but not to look at what agents recorded.",
   modelAnswers: "answers.",
   hostReachable: (host: string) => `${host} is reachable.`,
   checkAgain: "Check again",
