@@ -5,18 +5,18 @@ limits of each call: no call is made whose prompt and answer would exceed the su
 answer would exceed its output limit.
 """
 
-import asyncio
 import re
 import zlib
 from collections import Counter as Tally
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from typing import NamedTuple, Self
 
 from quire.compaction.citations import CITATION, check_citations, find_cited_entries
 from quire.compaction.summarizer import Summarizer
+from quire.compaction.summarizer_caller import SummarizerCaller
 from quire.compaction.summary_prompt import (
     MAX_PARTS_PER_MESSAGE,
     TranscriptChunk,
@@ -29,18 +29,11 @@ from quire.compaction.summary_prompt import (
 from quire.concurrency.worker_threads import measure_entries, run_portable, run_sized
 from quire.errors import (
     ModelContextOverflow,
-    ModelError,
-    ModelRateLimited,
-    ModelRefused,
-    ModelRequestRejected,
-    QuireError,
     SummaryFailed,
-    SummaryFailureReason,
 )
 from quire.llm import Prompt, Reply
 from quire.model import Entry, Usage
 from quire.model.base import lazy_property
-from quire.model.entry_metadata import sum_usage
 from quire.model.finish_reasons import is_truncated, normalize_finish_reason
 from quire.wire.labels import label_text
 from quire.wire.tokens import TokenCounter
@@ -236,7 +229,8 @@ async def summarize(
         )
     known_entries = find_cited_entries(previous or "", last_entry=max(entry.seq for entry in entries))
     excerpted_seqs = {seq for chunk in plan.chunks for seq in chunk.excerpted_seqs}
-    run = _SummaryRun(calls, known_entries=known_entries, text=plan.previous)
+    caller = SummarizerCaller(summarizer)
+    run = _SummaryRun(calls, caller, known_entries=known_entries, text=plan.previous)
     remaining, halvings = list(plan.chunks), 0
     while remaining:
         try:
@@ -245,7 +239,7 @@ async def summarize(
         except ModelContextOverflow as exc:
             # The provider rejects the chunk as too long: the remaining messages go into chunks of half its size.
             if halvings == MAX_HALVINGS:
-                raise run.build_failure("overflow", str(exc)) from exc
+                raise caller.build_failure("overflow", str(exc)) from exc
             halvings += 1
             messages = [message for chunk in remaining for message in chunk.messages]
             size, max_tokens = _measure_transcript(messages), remaining[0].tokens // 2
@@ -254,14 +248,14 @@ async def summarize(
                     size, chunk_transcript, messages, max_tokens=max_tokens, counter=calls.counter
                 )
             except SummaryFailed as failure:
-                raise run.build_failure(failure.reason, failure.detail) from failure
+                raise caller.build_failure(failure.reason, failure.detail) from failure
             excerpted_seqs.update(seq for chunk in remaining for seq in chunk.excerpted_seqs)
     return ModelSummary(
         text=run.text or "",
         sources=run.sources,
         dropped_citations=run.dropped_citations,
-        calls=run.calls_made,
-        usage=run.usage,
+        calls=caller.calls_made,
+        usage=caller.usage,
         model=summarizer.model.name,
         excerpted_seqs=tuple(sorted(excerpted_seqs)),
     )
@@ -273,16 +267,14 @@ def _measure_transcript(transcript: Sequence[TranscriptMessage]) -> int:
 
 @dataclass(slots=True)
 class _SummaryRun:
-    """The running summary, and its cost so far."""
+    """The running summary."""
 
     calls: SummaryCalls
+    caller: SummarizerCaller
     known_entries: set[int]
     text: str | None
     sources: tuple[int, ...] = ()
     dropped_citations: int = 0
-    calls_made: int = 0
-    usage: Usage | None = None
-    sends_temperature: bool = True
 
     async def fold(self, transcript: Sequence[TranscriptMessage]) -> None:
         """Folds a chunk into the summary. Raises `ModelContextOverflow` if the chunk is too long for one call."""
@@ -293,28 +285,7 @@ class _SummaryRun:
         if tokens > limit:
             # The running summary has more tokens than its margin; like a rejected prompt, with smaller chunks it fits.
             raise ModelContextOverflow(f"The prompt has {tokens:,} tokens, and the limit of {name} is {limit:,}.")
-        try:
-            reply = await self._complete(prompt)
-        except ModelContextOverflow:
-            raise
-        except Exception as exc:
-            # A model that the application provides may raise anything. No request ends because of its summary.
-            if isinstance(exc, QuireError) and not isinstance(exc, ModelError):
-                raise
-            reason: SummaryFailureReason
-            match exc:
-                case ModelRateLimited():
-                    reason = "rate_limited"
-                case ModelRefused():
-                    reason = "refused"
-                case ModelRequestRejected():
-                    reason = "invalid"
-                case _:
-                    reason = "timed_out" if _is_timeout(exc) else "unavailable"
-            is_foreign = not isinstance(exc, ModelError | TimeoutError | OSError)
-            detail = f"{name} raised {exc!r}." if is_foreign else str(exc) or f"{name} did not answer in time."
-            raise self.build_failure(reason, detail) from exc
-        self.usage = sum_usage([self.usage, reply.usage]) if self.usage and reply.usage else self.usage or reply.usage
+        reply = await self.caller.complete(prompt)
         try:
             text = await run_sized(
                 size,
@@ -325,38 +296,11 @@ class _SummaryRun:
                 counter=self.calls.reader_counter,
             )
         except SummaryFailed as exc:
-            raise self.build_failure(exc.reason, exc.detail) from exc
+            raise self.caller.build_failure(exc.reason, exc.detail) from exc
         self.known_entries.update(each.seq for each in transcript if each.seq)
         checked = check_citations(text, self.known_entries)
         self.text, self.sources = checked.text.strip(), checked.sources
         self.dropped_citations += checked.dropped_count
-
-    async def _complete(self, prompt: Prompt) -> Reply:
-        """Calls the model. Some models accept no temperature: one that rejects the prompt gets it again without."""
-        self.calls_made += 1
-        summarizer = self.calls.summarizer
-        temperature = summarizer.temperature if self.sends_temperature else None
-        try:
-            async with asyncio.timeout(summarizer.timeout):
-                return await summarizer.model.complete(
-                    replace(prompt, temperature=temperature, timeout=summarizer.timeout)
-                )
-        except ModelRequestRejected:
-            if temperature is None:
-                raise
-            self.sends_temperature = False
-        return await self._complete(prompt)
-
-    def build_failure(self, reason: SummaryFailureReason, message: str) -> SummaryFailed:
-        spent = self.usage or Usage()
-        return SummaryFailed(
-            reason, message, calls=self.calls_made, input_tokens=spent.input_tokens, output_tokens=spent.output_tokens
-        )
-
-
-def _is_timeout(exc: BaseException) -> bool:
-    """Whether the error or its cause is a timeout; matched by name, because each HTTP client has its own class."""
-    return "Timeout" in type(exc).__name__ or (exc.__cause__ is not None and _is_timeout(exc.__cause__))
 
 
 _SENTENCE_END = re.compile(r"[.!?…。！？)\]}>\"'`*|:;]\Z")
