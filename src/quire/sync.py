@@ -27,7 +27,7 @@ from quire.llm import Model
 from quire.llm.embeddings import Embedder
 from quire.llm.protocol import ModelBuilder
 from quire.log import MAIN_BRANCH
-from quire.model import ContextItem, Decision, Entry, Manifest, Message, ToolCallPart, ToolDefinition
+from quire.model import ContextItem, Decision, Entry, Manifest, Message, ToolCallPart, ToolDefinition, Topic
 from quire.model.agents import Agent
 from quire.model.context_events import ContextEvent
 from quire.model.entry_metadata import DocumentReference
@@ -192,6 +192,9 @@ class SyncConversation:
         return self._loop.run(
             self._conversation.search(query, where=where, order=order, min_score=min_score, limit=limit)
         )
+
+    def list_topics(self, seq: int) -> list[Topic]:
+        return self._loop.run(self._conversation.list_topics(seq))
 
     def cost(self) -> float:
         return self._loop.run(self._conversation.cost())

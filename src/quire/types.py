@@ -27,6 +27,8 @@ from quire.model import (
     Restore,
     Slot,
     TokenCount,
+    Topic,
+    TopicIndex,
     Undrop,
     Unpin,
 )
@@ -50,5 +52,5 @@ __all__ = [
     "MessageHit", "MessageSearchResult", "Model", "ModelBuilder", "ModelChunk", "Pin", "Policy", "Priority",
     "PriorityClass", "Prompt", "Replay", "Reply", "ResolvedSessionItem", "Restore", "SearchOrder", "Slot",
     "Summarizer", "TextDelta", "ThinkingDelta", "TokenCount", "ToolCallDelta", "ToolOutcome", "ToolResultContent",
-    "TurnEndReason", "Undrop", "Unpin", "UsageReport", "Vault",
+    "Topic", "TopicIndex", "TurnEndReason", "Undrop", "Unpin", "UsageReport", "Vault",
 ]  # fmt: skip

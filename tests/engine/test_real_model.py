@@ -7,8 +7,9 @@ import pytest
 from infra.llama import LocalModel, find_missing_packages
 from quire.compaction.summarizer import Summarizer
 from quire.engine import Engine, EngineConfig
+from quire.engine.topic_indexing import index_topics
 from quire.llm import Prompt, Reply, get_model
-from quire.model import Message
+from quire.model import Compaction, Message, Span, TopicIndex
 from quire.model.context_events import CompactionFailed, ContextEvent
 from quire.settings import Settings
 from quire.store import SqlStore
@@ -58,3 +59,30 @@ async def test_windows_of_history_never_exceed_the_summarizers_own():
     assert len(sent) >= WINDOW_COUNT
     assert max(sent) <= WINDOW_TOKENS
     assert failures == []
+
+
+@pytest.mark.nightly
+@pytest.mark.real_model
+@pytest.mark.skipif(bool(find_missing_packages()), reason="THE LOCAL MODEL IS NOT INSTALLED: run `just setup`")
+async def test_what_a_small_model_says_of_topics_is_valid_or_dropped():
+    """It writes hardly any JSON. Whatever it says is paid for, leaves a valid log, and every topic cites its words."""
+    with LocalModel(context=2_048) as server:
+        model = get_model(server.name, base_url=server.url, api_key="none")
+        async with SqlStore.open("sqlite://") as store:
+            settings = Settings(model="gpt-4o", context_limit=2_000, topic_index=False)
+            summarizer = Summarizer(model=model, window=2_048, timeout=240)
+            engine = Engine(store, EngineConfig.create(settings, summarizer=summarizer))
+            conversation = await engine.conversation("c")
+            for turn in range(12):
+                await conversation.append(f"What is at bend {turn}? " * 6, Message.assistant(f"Mill {turn}. " * 10))
+            body = Compaction(number=1, covers=Span(first=1, last=20), summary="Mills stand at bends [#1].")
+            await store.append("c", body)
+            await index_topics(engine.with_changes(topic_index=True), "c", 0)
+            entries = await store.read_range("c", kinds=["topic_index"])
+            indexes = [entry.body for entry in entries if isinstance(entry.body, TopicIndex)]
+            assert indexes
+            assert all(index.usage is not None and index.usage.output_tokens for index in indexes)
+            assert all(index.topics or index.failures for index in indexes)
+            assert all(set(topic.messages) <= set(range(1, 21)) for index in indexes for topic in index.topics)
+            assert (await conversation.prepare("And the mill?")).tokens <= 2_000 - 512
+            assert await store.verify_conversation("c") == []

@@ -179,13 +179,13 @@ async def test_what_was_used_meanwhile_is_not_purged(store: SqlStore):
     assert await harness.runner.run(Job("purge", "default", "c")) == (0, ())
 
 
-@pytest.mark.parametrize("kind", ["compact", "index_messages", "count_usage", "embed", "purge"])
+@pytest.mark.parametrize("kind", ["compact", "index_messages", "index_topics", "count_usage", "embed", "purge"])
 async def test_a_job_for_what_is_gone_does_nothing(store: SqlStore, kind: str):
-    harness = JobHarness(store, retention_days=1)
+    harness = JobHarness(store, retention_days=1, topic_index=True)
     assert await harness.runner.run(UNKNOWN_CONVERSATION_JOB._replace(kind=kind)) == (0, ())  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("kind", ["compact", "index_messages", "embed", "purge"])
+@pytest.mark.parametrize("kind", ["compact", "index_messages", "index_topics", "embed", "purge"])
 async def test_a_job_touches_its_own_tenant_alone(store: SqlStore, kind: str):
     """Both tenants have a conversation of the same name that needs the same work."""
     harness = JobHarness(store, retention_days=1)
@@ -194,6 +194,9 @@ async def test_a_job_touches_its_own_tenant_alone(store: SqlStore, kind: str):
         if kind == "embed":
             await store.for_tenant(tenant).memories.add("sailor", "the boat draws one metre eighty", source="by hand")
         assert isinstance(conversation, Conversation)
+    if kind == "index_topics":
+        listed = '{"topics": [{"kind": "topic", "label": "rivers", "text": "a question why", "messages": [1, 3]}]}'
+        harness = JobHarness(store, ScriptedModel(listed, repeat=True), topic_index=True)
     harness.clock.offset = 2 * DAY_MICROSECONDS
     before = await _dump_store(store.for_tenant("b"))
     outcome = await harness.runner.run(Job(kind, "a", "c"))  # pyright: ignore[reportArgumentType]

@@ -48,6 +48,19 @@ async def test_what_is_missing_is_found_in_every_tenant(store: SqlStore):
     assert {job for job in found if job.kind == "count_usage"} == {Job("count_usage", each) for each in "abc"}
 
 
+async def test_archived_messages_without_topics_are_found_where_topics_are_on(store: SqlStore):
+    """Also those that an agent's own compaction or an import archived, which no engine announced."""
+    off = JobHarness(store)
+    await off.create_unindexed()
+    harness = JobHarness(store, topic_index=True)
+    harness.clock.offset = OVER_A_MINUTE
+    job = Job("index_topics", "default", "c")
+    assert job in await run_sweep(harness)
+    await harness.runner.run(job)
+    harness.clock.offset = DAY_MICROSECONDS
+    assert job not in await run_sweep(harness)
+
+
 async def test_a_conversation_in_use_is_left_until_it_is_quiet(store: SqlStore):
     harness = JobHarness(store)
     await harness.create_overfull()

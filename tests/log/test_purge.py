@@ -36,6 +36,8 @@ from quire.model import (
     ThinkingPart,
     ToolCallPart,
     ToolResultPart,
+    Topic,
+    TopicIndex,
     Usage,
 )
 from quire.search.postings import ENTRIES_PER_SEGMENT
@@ -182,7 +184,7 @@ CANARY_PLACES = {
     "question", "answer", "thinking", "argument", "toolname", "callid", "toolresult", "speaker", "provider", "filename",
     "brokenlink", "documentpath", "documenttext", "summary", "instructions", "branchname", "branchmessage",
     "title", "metadata", "memory", "attachment", "upload", "item", "itemserver", "usage", "branchsummary", "failure",
-    "summaryusage", "givendocument", "givenname", "resultfile", "project", "agent", "parentagent",
+    "summaryusage", "topic", "givendocument", "givenname", "resultfile", "project", "agent", "parentagent",
 }  # fmt: skip
 """Every place where a user, a model or a tool puts text into a conversation; each gets its own word."""
 
@@ -242,6 +244,8 @@ async def plant_canaries(engine: Engine, vault: Path) -> None:
         usage=summary_usage,
     )
     await store.append("c", by_hand, branch=1)
+    topic = Topic(kind="entity", label="Bird", text=canary("topic"), messages=(1, 6))
+    await store.append("c", TopicIndex(covers=Span(first=1, last=8), topics=(topic,)))
     await store.memories.add("agent", canary("memory"), citation=Citation("c", 0, 1))
     await store.put_blob(canary("upload").encode())
     await engine.wait_for_background()
@@ -269,7 +273,8 @@ async def test_a_purged_conversation_leaves_no_text_in_any_table_or_file(
         await engine.store.purge("c")
         assert find_canaries(admin_url) == {}
         assert not contains_text(dump_database(admin_url), CANARY)
-        # The bytes of segments are compressed, so that a scan proves nothing.
+        # The bytes of segments are compressed, so that a scan proves nothing. The one with topics is built again.
+        await index_all(engine.store)
         refs = await engine.store.message_index.list_segments("c")
         blobs = await engine.store.message_index.read_segments("c", refs)
         assert [len(decode_segment(*each)) for each in blobs] == [0] * len(refs) != []

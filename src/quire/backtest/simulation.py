@@ -246,6 +246,7 @@ async def open_simulation(
         embedder=None if isinstance(config.embedder, AsyncEmbedder) else config.embedder,
         summarizer=replace(config.summarizer, model=summaries) if config.summarizer and summaries else None,
         runs_turns=config.runs_turns if offers_tools is None else offers_tools,
+        topic_index=False,
         spending_key=None,
         max_spend=None,
         tenant_quotas={},

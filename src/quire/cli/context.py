@@ -491,11 +491,25 @@ async def why(
     async with open_conversation(target, servers=servers and reply is None) as conversation:
         bare = item.removeprefix("#")
         manifest = await _load_manifest(conversation, reply)
-    decision = find_decision(manifest, int(bare) if bare.isdecimal() else item)
+        decision = find_decision(manifest, int(bare) if bare.isdecimal() else item)
+        topics = await conversation.list_topics(int(bare)) if decision.reason == "recalled" else []
     document = ExplainedItemSchema(
-        conversation=conversation.id, branch=conversation.branch, reply=reply, item=item, decision=decision
+        conversation=conversation.id,
+        branch=conversation.branch,
+        reply=reply,
+        item=item,
+        decision=decision,
+        topics=topics,
     )
-    return Result(document, lambda _: draw_explanation(item, decision, manifest))
+
+    def draw(_: "Console") -> "Iterable[RenderableType]":
+        yield from draw_explanation(item, decision, manifest)
+        if topics:
+            yield make_text("topics by which it can be found, in a model's words:")
+        for topic in topics:
+            yield make_text(f"  {topic.label}: {topic.text}")
+
+    return Result(document, draw)
 
 
 def draw_explanation(item: str, decision: "Decision", manifest: "Manifest") -> "Iterable[RenderableType]":

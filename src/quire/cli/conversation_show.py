@@ -218,6 +218,7 @@ def _format_event(entry: "Entry") -> str:
         Pin,
         Priority,
         Restore,
+        TopicIndex,
         Undrop,
         Unpin,
     )
@@ -242,6 +243,8 @@ def _format_event(entry: "Entry") -> str:
             return f"Restored #{number}"
         case ContextEpoch():
             return "Edits of the agent's context took effect"
+        case TopicIndex(covers=covers, topics=topics):
+            return f"Indexed {pluralize(len(topics), 'topic')} of #{covers.first}-#{covers.last}"
         case Message():
             return ""
     assert_never(body)

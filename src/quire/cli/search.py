@@ -142,3 +142,5 @@ def _draw_hit(hit: "MessageHit") -> "Iterable[RenderableType]":
         excerpt.stylize(HIGHLIGHT_STYLE, start, end)
     yield heading
     yield Padding(excerpt, (0, 0, 0, 6))
+    for topic in hit.topics:
+        yield Padding(make_text(f"topic, by a model: {topic.label}: {topic.text}"), (0, 0, 0, 6))

@@ -328,8 +328,8 @@ message_segments = Table(
 )
 """Index of a branch's own messages, `ENTRIES_PER_SEGMENT` entries per row, as opaque bytes. Derived data.
 
-`number` identifies the segment within the tenant, `revision` its last change, `erasures` counts its purges. `embedder`
-is set if every message in it has a vector."""
+`number` identifies the segment within the tenant, `revision` its last change, `erasures` counts changes to rows that it
+had, by a purge or by topics. `embedder` is set if every message in it has a vector."""
 
 unindexed_branches = Table(
     "quire_unindexed_branches",

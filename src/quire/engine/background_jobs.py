@@ -1,4 +1,4 @@
-"""Background jobs of an engine: compactions, indexing and counting that no request waits for.
+"""Background jobs of an engine: compactions, indexes and counting that no request waits for.
 
 `BackgroundJobs` is the interface, `InProcessJobs` the default. A server with workers passes an implementation that
 enqueues the job's ids for them (`quire.jobs`). Any job may be lost or repeated: it checks what is missing first.
@@ -15,7 +15,7 @@ from quire.errors import QuireError
 MAX_CONCURRENT_JOBS = 8
 """Jobs of one engine that run in this process at the same time."""
 
-EngineJobKind = Literal["compact", "index_messages", "count_usage"]
+EngineJobKind = Literal["compact", "index_messages", "index_topics", "count_usage"]
 Work = Callable[[], Coroutine[Any, Any, object]]
 """Does the work of a job in this process."""
 

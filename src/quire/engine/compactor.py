@@ -1,18 +1,17 @@
 """Compactions of one branch: execute a plan, emit its events, undo it, edit its summary."""
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Literal
 
 from quire.compaction.citations import check_citations
 from quire.compaction.execution import CompactionJob, CompactionTrigger, execute_compaction, summarize_messages
-from quire.compaction.summarizer import Summarizer
-from quire.concurrency.cancellation import run_shielded
 from quire.concurrency.worker_threads import run_in_worker
 from quire.engine.assembler import AssembledRequest
-from quire.engine.spending import check_spend_cap, reserve_spend
+from quire.engine.spending import check_spend_cap
 from quire.engine.state import EngineState
+from quire.engine.summarizer_spending import load_summarizer, record_summarizer_cost, reserve_summarizer_spend
+from quire.engine.topic_indexing import schedule_topics
 from quire.errors import InvalidRequest, SummaryFailed
 from quire.log import Window
 from quire.model import Compaction, Draft, Entry, Restore, TokenCount, Truncation, Usage
@@ -78,23 +77,24 @@ class Compactor:
                 engine.store,
                 job,
                 message_counter=engine.message_counter,
-                summarizer=await self._load_summarizer(),
+                summarizer=await load_summarizer(engine),
                 on_failure=failures.append,
                 on_usage=lambda usage, model: usages.append((usage, model)),
             )
             for failure in failures:
                 await self._report_failure(failure)
             for usage, model in usages:
-                await self._record_cost(usage, model)
+                await record_summarizer_cost(engine, self._conversation, usage, model=model)
         if entry is not None:
             engine.runtime.emit(ContextCompacted(conversation=conversation, branch=branch, entry=entry))
             await engine.hooks.run_after(conversation, entry)
+            schedule_topics(engine, conversation, branch)
         return entry
 
     async def summarize_question(self, question: Entry, current: AssembledRequest) -> Entry | None:
         """Summarizes a recorded question that alone exceeds the budget, so that the request has its beginning, its end
         and a summary; None if no model can, and an excerpt takes its place."""
-        engine, assembly, summarizer = self._engine, current.assembly, await self._load_summarizer()
+        engine, assembly, summarizer = self._engine, current.assembly, await load_summarizer(self._engine)
         max_chars = assembly.selection.excerpt_chars
         if summarizer is None or max_chars is None or not get_strategy(engine.policy.strategy).summarizes:
             return None
@@ -110,7 +110,7 @@ class Compactor:
             for failure in failures:
                 await self._report_failure(failure)
             for usage, model in summaries.usages:
-                await self._record_cost(usage, model)
+                await record_summarizer_cost(engine, self._conversation, usage, model=model)
         if summaries.truncations[0].summary is None:
             return None
         plan = assembly.plan_truncations(summaries.truncations)
@@ -120,7 +120,7 @@ class Compactor:
         """Summarizes messages without a compaction, under the spend caps; raises `SummaryFailed`."""
         from quire.compaction.model_summary import summarize
 
-        engine, summarizer = self._engine, await self._load_summarizer()
+        engine, summarizer = self._engine, await load_summarizer(self._engine)
         if summarizer is None:
             raise SummaryFailed("unavailable", "No model is named that writes summaries; set `summarizer`.")
         await check_spend_cap(engine, self._conversation)
@@ -137,51 +137,14 @@ class Compactor:
             except SummaryFailed as failure:
                 await self._report_failure(failure)
                 raise
-            await self._record_cost(summary.usage or Usage(), summary.model)
+            await record_summarizer_cost(engine, self._conversation, summary.usage or Usage(), model=summary.model)
         return summary
 
-    async def _load_summarizer(self) -> Summarizer | None:
-        """The summarizer with what is known about its provider: the ratio of reported to counted tokens, and a smaller
-        window, if it is the model that answers and its provider reported one."""
-        engine, summarizer = self._engine, self._engine.summarizer
-        if summarizer is None:
-            return None
-        calibration = await engine.runtime.load_calibration(engine.store, summarizer.model.name)
-        exact = summarizer.token_counter.exact
-        ratio = calibration.ratio_for(tokens=summarizer.window, messages=1, exact=exact)
-        window = summarizer.window
-        if summarizer.model.name == engine.policy.model:
-            window = min(window, engine.policy.window)
-        return replace(summarizer, window=window, ratio=max(summarizer.ratio, ratio))
-
-    @asynccontextmanager
-    async def _reserve_spend(self, input_tokens: int, target_tokens: int) -> AsyncGenerator[None]:
-        """Reserves the estimated cost of the summary under the spend caps, until its actual cost is recorded. An
-        interrupted summary costs its input. Without input tokens no model is called."""
-        engine, reservation = self._engine, None
-        if engine.summarizer is not None and input_tokens:
-            reservation = await run_shielded(
-                reserve_spend(
-                    engine,
-                    self._conversation,
-                    model=engine.summarizer.model.name,
-                    input_tokens=input_tokens,
-                    output_tokens=max_summary_tokens(target_tokens),
-                )
-            )
-        cost = reservation.input_usd if reservation is not None else 0.0
-        try:
-            yield
-            cost = 0.0
-        finally:
-            if reservation is not None:
-                await run_shielded(engine.store.spending.settle(reservation.id, cost))
-
-    async def _record_cost(self, usage: Usage, model: str | None) -> None:
-        """Adds the cost of the summary to the conversation's spending, which spend caps limit."""
-        cost = self._compute_cost(usage, model).usd
-        if cost:
-            await self._engine.store.spending.add_cost(self._conversation, cost, key_id=self._engine.config.key_id)
+    def _reserve_spend(self, input_tokens: int, target_tokens: int) -> AbstractAsyncContextManager[None]:
+        output_tokens = max_summary_tokens(target_tokens)
+        return reserve_summarizer_spend(
+            self._engine, self._conversation, input_tokens=input_tokens, output_tokens=output_tokens
+        )
 
     def _compute_cost(self, usage: Usage, model: str | None) -> Cost:
         return self._engine.config.compute_cost(usage, model or self._engine.policy.model)
@@ -189,7 +152,8 @@ class Compactor:
     async def _report_failure(self, failure: SummaryFailed) -> None:
         """Emits `CompactionFailed` and records the cost, since a rejected summary is billed too."""
         tokens = Usage(input_tokens=failure.input_tokens, output_tokens=failure.output_tokens)
-        await self._record_cost(tokens, self._engine.summarizer.model.name if self._engine.summarizer else None)
+        model = self._engine.summarizer.model.name if self._engine.summarizer else None
+        await record_summarizer_cost(self._engine, self._conversation, tokens, model=model)
         self._engine.runtime.emit(
             CompactionFailed(
                 conversation=self._conversation, branch=self._branch, reason=failure.reason, detail=str(failure)

@@ -224,6 +224,11 @@ class EngineConfig:
         return has_threshold and self.policy.context_management_enabled and self.summarizer is not None
 
     @property
+    def has_topic_index(self) -> bool:
+        """Whether a model writes topics of archived messages."""
+        return self.settings.topic_index and self.summarizer is not None
+
+    @property
     def project_root(self) -> "Root | None":
         """The folder that files are read from: the vault's root, if there is a vault."""
         return self.vault.root if self.vault is not None else None

@@ -27,7 +27,7 @@ from quire.engine.state import EngineState
 from quire.errors import ContextOverflow, InvalidRequest
 from quire.llm import Model
 from quire.log import MAIN_BRANCH
-from quire.log.types import TurnLease
+from quire.log.types import MessageKey, TurnLease
 from quire.model import (
     ContextItem,
     Decision,
@@ -38,6 +38,7 @@ from quire.model import (
     Pin,
     Priority,
     ToolCallPart,
+    Topic,
     Undrop,
     Unpin,
 )
@@ -395,6 +396,14 @@ class Conversation:
         """
         branch = await self.engine.store.fork(self.id, at=seq, branch=self.branch, name=name)
         return Conversation(self.engine, self.id, branch.number)
+
+    async def list_topics(self, seq: int) -> list[Topic]:
+        """Topics by which search and recall find a message: a model's words, with the setting `topic_index`."""
+        if not self.engine.settings.topic_index:
+            return []
+        [entry] = await self.engine.store.get_entries(self.id, [seq], branch=self.branch)
+        key = MessageKey(self.id, entry.branch, seq)
+        return (await self.engine.store.message_index.find_topics([key])).get(key, [])
 
     async def cost(self) -> float:
         """Cost of the conversation so far, with its summaries and what was imported, in US dollars; model calls without

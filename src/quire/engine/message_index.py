@@ -24,7 +24,7 @@ from quire.search.postings import ENTRIES_PER_SEGMENT
 from quire.view.recalled_messages import to_searchable_text
 
 if TYPE_CHECKING:
-    from quire.search.segments import IndexedMessage, Segment
+    from quire.search.segments import IndexedMessage, Segment, TopicCounts
     from quire.search.vectors import FloatArray
 
 DEBOUNCE_SECONDS = 0.5
@@ -153,7 +153,8 @@ async def _build_updates(
             first = task.segment * ENTRIES_PER_SEGMENT + 1
             read = await engine.store.read_range(task.conversation, branch=task.branch, first=first, last=task.last_seq)
             entries = tuple(entry for entry in read if entry.branch == task.branch)
-            whole = task._replace(data=None, entries=entries)
+            topics = await engine.store.message_index.list_topics(task)
+            whole = task._replace(data=None, entries=entries, topics=topics)
             repaired = await run_sized(measure_entries(entries), _prepare, engine, [whole])
         prepared += [each for each in repaired if each is not None]
     embeddings = None
@@ -210,7 +211,7 @@ def _encode_updates(prepared: Sequence[_PreparedSegment], embeddings: _BatchEmbe
 
 def _build_update(prepared: _PreparedSegment, embeddings: _BatchEmbeddings | None) -> SegmentUpdate:
     from quire.search.segment_codec import encode_segment
-    from quire.search.segments import embed_segment, extend_segment
+    from quire.search.segments import add_passages, embed_segment, extend_segment
 
     task, segment = prepared.task, prepared.segment
     if prepared.lacks_only_vectors and segment is not None and embeddings is not None:
@@ -218,6 +219,9 @@ def _build_update(prepared: _PreparedSegment, embeddings: _BatchEmbeddings | Non
         changed, counts = embed_segment(segment, texts, embeddings), ()
     else:
         changed, counts = extend_segment(segment, prepared.messages, embedder=embeddings)
+    topic_counts: Sequence[TopicCounts] = ()
+    if task.topics:
+        changed, topic_counts = add_passages(changed, task.topics)
     # The embedder of all messages of the segment; None if some lack a vector, so that a later run embeds them.
     embedder = changed.columns.embedder
     if prepared.messages and embeddings is None:
@@ -236,5 +240,7 @@ def _build_update(prepared: _PreparedSegment, embeddings: _BatchEmbeddings | Non
         data=SegmentData(*encode_segment(changed)),
         embedder=embedder,
         term_counts=tuple(enumerate(counts, start=first_row)),
+        topic_counts=tuple(topic_counts),
+        topic_indexes=tuple(each for each in task.entries if each.kind == "topic_index" and each.purged_at is None),
         replaces_rows=segment is None and task.stored is not None,
     )

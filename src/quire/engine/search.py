@@ -17,7 +17,7 @@ from quire.engine.message_index import index_inline, schedule_indexing
 from quire.engine.state import EngineState
 from quire.index.types import SearchHit, memory_scope, vault_scope
 from quire.log import Branch, ConversationRecord, MessageKey
-from quire.model import Entry, Role
+from quire.model import Entry, Role, Topic
 from quire.model.base import FrozenModel
 from quire.search.postings import FORMAT_VERSION
 from quire.store import SqlStore
@@ -60,6 +60,8 @@ class MessageHit(NamedTuple):
     highlights: tuple[tuple[int, int], ...]
     """Start and end of each of those words in the excerpt."""
     conversation: ConversationRecord
+    topics: tuple[Topic, ...] = ()
+    """Topics that cite the message and have words of the query that it lacks: a model's words, not the message's."""
 
 
 class MessageSearchResult(NamedTuple):
@@ -84,8 +86,10 @@ async def search_messages(
     `newest` and `oldest` order the messages that match well enough by time. A message with a score below `min_score` is
     no hit. `reader` is the store to search in, one that may lag; by default the engine's.
     """
+    from quire.search.languages import detect_language
     from quire.search.passages import make_excerpt
     from quire.search.query import parse_query
+    from quire.search.tokenizer import find_distinct_terms
 
     reader = reader or engine.store
     ids: Collection[str] | None = where.conversations
@@ -108,6 +112,10 @@ async def search_messages(
     entries, records = await reader.message_index.read_messages(keys)
     records = {each.id: each for each in await reader.fill_titles(*records.values())}
 
+    topics_by_message: Mapping[MessageKey, list[Topic]] = {}
+    if engine.config.has_topic_index and keys:
+        topics_by_message = await reader.message_index.find_topics(keys)
+
     def make_hits() -> list[MessageHit]:
         found: list[MessageHit] = []
         terms = frozenset(term for word in parsed.words for term in word.terms)
@@ -115,12 +123,24 @@ async def search_messages(
             record = records.get(hit.conversation)
             # A message that was purged since it was indexed is left out.
             if entry is not None and record is not None:
-                excerpt = make_excerpt(to_searchable_text(entry.message), terms)
-                found.append(MessageHit(entry, hit.score, excerpt.text, excerpt.highlights, record))
+                text = to_searchable_text(entry.message)
+                excerpt = make_excerpt(text, terms)
+                listed = topics_by_message.get(MessageKey(hit.conversation, hit.branch, hit.seq), ())
+                missing = terms - find_distinct_terms(text, detect_language(text)) if listed else terms
+                topics = tuple(each for each in listed if missing & _find_topic_terms(each))
+                found.append(MessageHit(entry, hit.score, excerpt.text, excerpt.highlights, record, topics))
         return found
 
     found = await run_sized(sum(len(entry.raw) for entry in entries if entry is not None), make_hits)
     return MessageSearchResult(found, complete and is_current)
+
+
+def _find_topic_terms(topic: Topic) -> set[str]:
+    from quire.search.languages import detect_language
+    from quire.search.tokenizer import find_distinct_terms
+
+    text = f"{topic.label}: {topic.text}"
+    return find_distinct_terms(text, detect_language(text))
 
 
 async def search_documents(engine: EngineState, query: str, *, limit: int) -> list[SearchHit]:

@@ -9,17 +9,19 @@ before a purge is refused after it.
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import Connection, TextualSelect, and_, bindparam, delete, func, insert, or_, select, text
+from sqlalchemy import update as update_rows
 
 from quire.db.column_types import seal_value
 from quire.db.dialects import insert_or_ignore, upsert
 from quire.db.raw_sql import fetch, fetch_binary, yield_to_event_loop
 from quire.db.schema import branches, entries, message_segments, terms, unindexed_branches
 from quire.db.store_part import StorePart, read, read_bulk, read_inline, write_bulk
-from quire.errors import InvalidEntry, StaleSegment
+from quire.errors import InvalidEntry, StaleSegment, UnreadableSegment
 from quire.index.inverted_index import (
     SearchScope,
     append_index_rows,
@@ -43,11 +45,19 @@ from quire.index.types import (
 from quire.log import conversations, reads
 from quire.log.conversations import with_branch
 from quire.log.types import MAIN_BRANCH, Branch, ConversationRecord, MessageKey
-from quire.model import Entry
-from quire.search.postings import ENTRIES_PER_SEGMENT, FORMAT_VERSION, build_postings
+from quire.model import Entry, Topic, TopicIndex
+from quire.search.postings import (
+    ENTRIES_PER_SEGMENT,
+    FORMAT_VERSION,
+    MAX_MESSAGE_TOPICS,
+    TOPIC_PASSAGE,
+    build_postings,
+)
 
 MAX_UNINDEXED_BRANCHES = 500
 """Branches of one indexing batch."""
+MAX_READ_INDEXES = 256
+"""Topic indexes of one conversation that are read to name the topics of messages."""
 MAX_CHANGES = 256
 """Changed segments of one read, at about 40 kB each."""
 
@@ -172,6 +182,7 @@ def read_indexing_batch(
     unindexed = [row for each in queries for row in connection.execute(each)]
     tasks: list[SegmentTask] = []
     finished: list[IndexedBranch] = []
+    topics_by_conversation: dict[str, dict[MessagePlace, list[str]]] = {}
     count = 0
     for row in unindexed:
         lineage = json.loads(row.lineage)
@@ -185,6 +196,10 @@ def read_indexing_batch(
                 return IndexingBatch(tuple(tasks), tuple(finished))
             task = _make_task(connection, tenant, row, stored.get(segment), segment, last, embedder)
             if task is not None:
+                if task.stored is not None and task.data is None:
+                    if row.conversation not in topics_by_conversation:
+                        topics_by_conversation[row.conversation] = _read_topics(connection, tenant, row.conversation)
+                    task = task._replace(topics=_select_topics(topics_by_conversation[row.conversation], task))
                 tasks.append(task)
                 count += len(task.entries)
         finished.append(IndexedBranch(row.conversation, row.branch, row.last_seq))
@@ -214,6 +229,45 @@ def _make_task(
     return SegmentTask(row.conversation, row.branch, segment, last, stored, data, tuple(own_entries))
 
 
+MessagePlace = tuple[int, int]
+"""Branch that owns a message, and the message's number."""
+
+
+def list_topics(connection: Connection, tenant: str, task: SegmentTask) -> dict[int, list[str]]:
+    """Texts of the topics that cite messages of a segment, by the message's number."""
+    return _select_topics(_read_topics(connection, tenant, task.conversation), task)
+
+
+def _select_topics(topics: Mapping[MessagePlace, list[str]], task: SegmentTask) -> dict[int, list[str]]:
+    return {
+        seq: texts
+        for (branch, seq), texts in topics.items()
+        if branch == task.branch and (seq - 1) // ENTRIES_PER_SEGMENT == task.segment
+    }
+
+
+def _read_topics(connection: Connection, tenant: str, conversation: str) -> dict[MessagePlace, list[str]]:
+    topics: defaultdict[MessagePlace, list[str]] = defaultdict(list)
+    for entry in reversed(reads.read_topic_indexes(connection, tenant, conversation)):
+        branch = conversations.get_branch(connection, tenant, conversation, entry.branch)
+        for place, texts in locate_topics(entry, branch).items():
+            topics[place] += texts
+    return topics
+
+
+def locate_topics(entry: Entry, branch: Branch) -> dict[MessagePlace, list[str]]:
+    """Texts of the topics of an index on this branch, by the messages that they cite."""
+    topics: defaultdict[MessagePlace, list[str]] = defaultdict(list)
+    # Changed content is not indexed: the digest is checked.
+    index = cast(TopicIndex, entry.body)
+    for topic in index.topics:
+        for seq in topic.messages:
+            owner = branch.find_owner(seq)
+            if owner is not None and len(topics[owner, seq]) < MAX_MESSAGE_TOPICS:
+                topics[owner, seq].append(f"{topic.label}: {topic.text}")
+    return topics
+
+
 def put_segments(
     connection: Connection, tenant: str, updates: Sequence[SegmentUpdate], *, indexed: Sequence[IndexedBranch] = ()
 ) -> list[SegmentUpdate]:
@@ -225,6 +279,8 @@ def put_segments(
     scope = lock_messages(connection, tenant)
     refused: list[SegmentUpdate] = []
     numbered: list[tuple[int, Sequence[Mapping[str, int]]]] = []
+    numbered_topics: list[tuple[int, Sequence[Mapping[str, int]]]] = []
+    topic_indexes: list[Entry] = []
     for update in updates:
         _check_range(conversations.get_branch(connection, tenant, update.conversation, update.branch), update)
         own = {"tenant": tenant, "conversation": update.conversation, "branch": update.branch}
@@ -261,7 +317,14 @@ def put_segments(
         }
         connection.execute(upsert(connection, message_segments, replace=_MUTABLE_COLUMNS), new_row)
         numbered += [(number * ENTRIES_PER_SEGMENT + row, counts) for row, counts in update.term_counts]
+        numbered_topics += [(number * ENTRIES_PER_SEGMENT + row, counts) for row, counts in update.topic_counts]
+        topic_indexes += update.topic_indexes
     append_index_rows(connection, tenant, scope.scope, build_postings(numbered))
+    for entry in topic_indexes:
+        scope = _add_topics(connection, tenant, scope, entry, numbered_topics)
+    if numbered_topics:
+        postings = build_postings(numbered_topics, first_passage=TOPIC_PASSAGE)
+        append_index_rows(connection, tenant, scope.scope, postings)
     update_scope(connection, tenant, scope)
     unfinished = {(each.conversation, each.branch) for each in refused}
     # Branches that have moved on stay marked. The last statement, since an append waits for its locks.
@@ -271,6 +334,62 @@ def put_segments(
             yield_to_event_loop(connection)
         connection.execute(_UNMARK, {"of_tenant": tenant, **{f"of_{k}": v for k, v in each._asdict().items()}})
     return refused
+
+
+def _add_topics(
+    connection: Connection,
+    tenant: str,
+    scope: SearchScope,
+    entry: Entry,
+    numbered: list[tuple[int, Sequence[Mapping[str, int]]]],
+) -> SearchScope:
+    """Adds topics to the segments of the messages that they cite, and their term counts to `numbered`.
+
+    A segment that cannot be read is built again, with its topics.
+    """
+    from quire.search.segment_codec import decode_segment, encode_segment
+    from quire.search.segments import add_passages
+
+    branch = conversations.get_branch(connection, tenant, entry.conversation, entry.branch)
+    by_segment: defaultdict[tuple[int, int], dict[int, list[str]]] = defaultdict(dict)
+    for (owner, seq), texts in locate_topics(entry, branch).items():
+        by_segment[owner, (seq - 1) // ENTRIES_PER_SEGMENT][seq] = texts
+    for (owner, segment), topics in sorted(by_segment.items()):
+        own = {"tenant": tenant, "conversation": entry.conversation, "branch": owner, "segment": segment}
+        row = connection.execute(_SEGMENT, own).first()
+        ref = None if row is None else SegmentRef._make(row)
+        if ref is None or ref.format != FORMAT_VERSION:
+            continue
+        [data] = read_segments(connection, tenant, entry.conversation, [ref])
+        with suppress(UnreadableSegment):
+            changed, added = add_passages(decode_segment(*data), topics)
+            if added:
+                scope = scope._replace(revision=scope.revision + 1)
+                changed_data = SegmentData(*encode_segment(changed))
+                rewrite_segment(connection, tenant, entry.conversation, ref, changed_data, revision=scope.revision)
+                numbered += [(ref.number * ENTRIES_PER_SEGMENT + row, counts) for row, counts in added]
+    return scope
+
+
+def rewrite_segment(
+    connection: Connection,
+    tenant: str,
+    conversation: str,
+    ref: SegmentRef,
+    data: SegmentData,
+    *,
+    revision: int,
+    format: int = FORMAT_VERSION,
+) -> None:
+    """Replaces the bytes of a segment some of whose rows changed."""
+    key = (
+        message_segments.c.tenant == tenant,
+        message_segments.c.conversation == conversation,
+        message_segments.c.branch == ref.branch,
+        message_segments.c.segment == ref.segment,
+    )
+    values = {"last_seq": ref.last_seq, "revision": revision, "format": format, "erasures": ref.erasures + 1}
+    connection.execute(update_rows(message_segments).where(*key).values(**values, **data._asdict()))
 
 
 def _check_range(branch: Branch, update: SegmentUpdate) -> None:
@@ -385,17 +504,35 @@ def read_messages(
     return reads.read_messages(connection, tenant, keys), records
 
 
+def find_topics(connection: Connection, tenant: str, keys: Collection[MessageKey]) -> dict[MessageKey, list[Topic]]:
+    """The topics that cite these messages, by the newest indexes of their conversations."""
+    found: defaultdict[MessageKey, list[Topic]] = defaultdict(list)
+    wanted = set(keys)
+    for conversation in sorted({key.conversation for key in keys}):
+        for entry in reads.read_topic_indexes(connection, tenant, conversation, limit=MAX_READ_INDEXES):
+            branch = conversations.get_branch(connection, tenant, conversation, entry.branch)
+            for topic in cast(TopicIndex, entry.body).topics:
+                for seq in topic.messages:
+                    owner = branch.find_owner(seq)
+                    key = MessageKey(conversation, -1 if owner is None else owner, seq)
+                    if key in wanted:
+                        found[key].append(topic)
+    return found
+
+
 class MessageIndex(StorePart):
     """The message index: segments of each branch, and an inverted index over all of them."""
 
     read_segments = read(read_segments)
     has_unindexed = read_inline(has_unindexed)
     read_batch = read_bulk(read_indexing_batch)
+    list_topics = read_bulk(list_topics)
     put_segments = write_bulk(put_segments)
     mark_unembedded = write_bulk(mark_unembedded)
     reset_format = write_bulk(reset_format)
     read_changes = read(read_message_index)
     read_messages = read(read_messages)
+    find_topics = read(find_topics)
 
     async def list_segments(self, conversation: str, *, branch: int = MAIN_BRANCH) -> list[SegmentRef]:
         """The segments along a branch, oldest first, without their bytes."""

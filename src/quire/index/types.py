@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from types import MappingProxyType
 from typing import NamedTuple
 
 from quire.model import Entry
@@ -79,7 +80,7 @@ class SegmentRef(NamedTuple):
     revision: int
     last_seq: int
     erasures: int
-    """Number of purges that changed it."""
+    """Number of changes to rows that it had: by purges, and by topics that were added."""
     format: int
     embedder: str | None
     """Embedder of all messages in it; None if some have no vector."""
@@ -102,6 +103,8 @@ class SegmentTask(NamedTuple):
     data: SegmentData | None
     """Its bytes, if they are extended; None if it is built from all its entries."""
     entries: tuple[Entry, ...]
+    topics: Mapping[int, Sequence[str]] = MappingProxyType({})
+    """Of a segment that is built again: texts of topics by the number of a message that they cite."""
 
 
 class IndexedBranch(NamedTuple):
@@ -137,6 +140,10 @@ class SegmentUpdate(NamedTuple):
     embedder: str | None
     term_counts: tuple[tuple[int, Sequence[Mapping[str, int]]], ...] = ()
     """Row in the segment and term counts of each new message: of all of it, then of each ranked passage."""
+    topic_counts: tuple[tuple[int, Sequence[Mapping[str, int]]], ...] = ()
+    """The same of topics that were added to messages."""
+    topic_indexes: tuple[Entry, ...] = ()
+    """Topic indexes among the new entries: their topics are added to the messages that they cite, in any segment."""
     replaces_rows: bool = False
     """Whether its messages were in the inverted index before, and may be there under other terms."""
 

@@ -16,10 +16,11 @@ from quire.engine.background_jobs import BackgroundJobs, EngineJobKind, TaskQueu
 from quire.log import MAIN_BRANCH
 
 JobKind = Literal[
-    "compact", "index_messages", "count_usage", "embed", "index_vault", "summarize_documents", "purge", "backtest"
+    "compact", "index_messages", "index_topics", "count_usage", "embed", "index_vault", "summarize_documents", "purge",
+    "backtest",
 ]  # fmt: skip
-"""Background compaction, message index, usage roll-up, embeddings, vault index, summaries of vault documents,
-retention, backtests."""
+"""Background compaction, message index, topics of archived messages, usage roll-up, embeddings, vault index, summaries
+of vault documents, retention, backtests."""
 JOB_KINDS: tuple[JobKind, ...] = get_args(JobKind)
 MAX_CONCURRENT_DEFERRALS = 8
 """Jobs of one engine that are handed over at the same time."""

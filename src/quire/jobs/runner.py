@@ -19,6 +19,7 @@ from quire.context.vault import Vault
 from quire.engine import Conversation, Engine
 from quire.engine.embeddings import embed_scope
 from quire.engine.message_index import index_messages
+from quire.engine.topic_indexing import find_unread, index_topics
 from quire.errors import (
     BranchNotFound,
     ContextOverflow,
@@ -67,6 +68,11 @@ class JobRunner:
                 return await self._compact(job, store)
             case "index_messages":
                 return JobOutcome(await index_messages(engine))
+            case "index_topics":
+                paying = await self._find_payer(job, store, engine)
+                count = await index_topics(paying, job.conversation, job.branch)
+                is_unfinished = count > 0 and await find_unread(store, job.conversation, job.branch) is not None
+                return JobOutcome(count, (job,) if is_unfinished else ())
             case "count_usage":
                 return JobOutcome(await count_usage(store.usage))
             case "embed":
@@ -102,11 +108,15 @@ class JobRunner:
         # The engine for the model of the last reply, because its context window is the one to stay within.
         manifests = await store.list_manifests(job.conversation, branch=job.branch, limit=1)
         engine = self._engines(job.tenant, manifests[-1][1].policy.model if manifests else None)
-        paying = engine.with_changes(spending_key=await store.spending.find_key(job.conversation))
+        paying = await self._find_payer(job, store, engine)
         entry = await Conversation(paying, job.conversation, job.branch).compact(trigger="background")
         # Assembling the window may have started background tasks; they are part of the job.
         await engine.wait_for_background()
         return NO_WORK if entry is None else JobOutcome(1)
+
+    async def _find_payer(self, job: Job, store: SqlStore, engine: Engine) -> Engine:
+        """The engine whose calls are charged to the API key of the conversation."""
+        return engine.with_changes(spending_key=await store.spending.find_key(job.conversation))
 
 
 class AttemptResult(NamedTuple):

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import NamedTuple
 
+from quire.engine.topic_indexing import find_unread
 from quire.errors import NotFound, StoreUnavailable
 from quire.jobs.base import Defer, EngineProvider, Job, JobKind, log_event
 from quire.model.ids import now
@@ -124,8 +125,15 @@ class Sweeper:
         except NotFound:
             return []
         jobs: list[Job] = []
+        newest = sorted(branches, key=lambda branch: -branch.updated_at)[:MAX_BRANCHES]
+        if engine.config.has_topic_index:
+            jobs += [
+                Job("index_topics", tenant, conversation, branch.number)
+                for branch in newest
+                if await find_unread(store, conversation, branch.number) is not None
+            ]
         if engine.config.has_background_compaction:
-            for branch in sorted(branches, key=lambda branch: -branch.updated_at)[:MAX_BRANCHES]:
+            for branch in newest:
                 active = branch.state.active_compaction
                 covered = active.covers.last if active is not None and active.covers is not None else 0
                 # Entries that no compaction covers, other than the compaction's own. The job itself checks the

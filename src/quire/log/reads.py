@@ -61,7 +61,8 @@ RANGE: EntryQuery = (
 )
 NEWEST_FIRST: EntryQuery = RANGE.order_by(None).order_by(entries.c.seq.desc())
 # A literal, not a bound parameter: the planner uses the partial index only if it sees the value.
-CONTROL_ENTRIES: EntryQuery = RANGE.where(entries.c.kind != literal_column("'message'"))
+_IS_CONTROL = entries.c.kind != literal_column("'message'")
+CONTROL_ENTRIES: EntryQuery = RANGE.where(_IS_CONTROL)
 # What may differ from entries that were read before: new ones, and purged ones. The last known entry is read again,
 # because its digest proves that those before it are the same.
 CHANGED: EntryQuery = RANGE.where(or_(entries.c.seq >= bindparam("known_last"), entries.c.purged_at.is_not(None)))
@@ -226,6 +227,18 @@ def read_control_entries(connection: Connection, tenant: str, branch: Branch, *,
     return _read_ranges(connection, tenant, branch, CONTROL_ENTRIES, reversed(list(branch.split_ranges(1, last))), None)
 
 
+def read_topic_indexes(
+    connection: Connection, tenant: str, conversation: str, *, limit: int | None = None
+) -> list[Entry]:
+    """Topic indexes on any branch of a conversation, newest first, except purged ones."""
+    own = (entries.c.tenant == tenant, entries.c.conversation == conversation)
+    query = select(*ENTRY_COLUMNS).where(
+        *own, _IS_CONTROL, entries.c.kind == "topic_index", entries.c.purged_at.is_(None)
+    )
+    cursor = connection.execute(query.order_by(entries.c.seq.desc(), entries.c.branch).limit(limit))
+    return list(map(_to_entry, fetch_all(connection, cursor, text_column=_BODY_COLUMN)))
+
+
 def read_window(
     connection: Connection,
     tenant: str,
@@ -354,6 +367,8 @@ def _filter_query(
 ) -> EntryQuery:
     if kinds is not None:
         statement = statement.where(entries.c.kind.in_(kinds))
+        if "message" not in kinds:
+            statement = statement.where(_IS_CONTROL)
     if roles is not None:
         statement = statement.where(entries.c.role.in_(roles))
     return statement

@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Literal, NamedTuple
 
 from quire.errors import IntegrityViolation
-from quire.model.entry_bodies import Body, Compaction, ContextChange, EntryKind, parse_body, purge_body
+from quire.model.entry_bodies import Body, Compaction, ContextChange, EntryKind, TopicIndex, parse_body, purge_body
 from quire.model.entry_metadata import DocumentReference, EntryMetadata, TokenCount, TurnTotals, Usage
 from quire.model.messages import Message
 
@@ -129,7 +129,8 @@ class Entry(NamedTuple):
             body = parse_body(self.kind, self.raw)
         except ValueError:
             return False
-        return isinstance(body, Message | Compaction | ContextChange) and purge_body(body).canonical_json() == self.raw
+        has_content = isinstance(body, Message | Compaction | ContextChange | TopicIndex)
+        return has_content and purge_body(body).canonical_json() == self.raw
 
     def digest_metadata(self) -> str:
         """Everything recorded except the body, for the hash chain: one line, since JSON has no raw line breaks."""

@@ -1,6 +1,6 @@
 """Bodies of log entries: a closed union, discriminated by the entry's `kind`.
 
-A body is a message, or a decision that changes what a model is sent.
+A body is a message, a decision that changes what a model is sent, or what a model wrote about messages for the search.
 """
 
 from typing import Annotated, Literal, assert_never
@@ -12,8 +12,9 @@ from quire.model.entry_metadata import Usage
 from quire.model.messages import PURGED_TEXT, Message, purge_identifier
 
 EntryKind = Literal[
-    "message", "compaction", "restore", "pin", "unpin", "priority", "context_change", "drop", "undrop", "epoch"
-]
+    "message", "compaction", "restore", "pin", "unpin", "priority", "context_change", "drop", "undrop", "epoch",
+    "topic_index",
+]  # fmt: skip
 EntryNumber = Annotated[int, Field(gt=0)]
 
 MIN_PRIORITY, MAX_PRIORITY = 1, 10
@@ -228,7 +229,45 @@ class ContextChange(FrozenModel):
     include: SessionIncludeMode = "manual"
 
 
-Body = Message | Compaction | Restore | Pin | Unpin | Priority | ContextChange | Drop | Undrop | ContextEpoch
+TopicKind = Literal["topic", "entity", "event"]
+
+
+class Topic(FrozenModel):
+    """What some messages are about, in a model's words."""
+
+    kind: TopicKind
+    label: str
+    """General name of the subject, name of the entity, or what happened."""
+    text: str
+    """What the messages say of it."""
+    messages: tuple[EntryNumber, ...]
+    """The messages that it cites."""
+
+
+class TopicIndex(FrozenModel):
+    """Topics that a model found in the messages of `covers`. Search and recall find the cited messages by their words.
+
+    No request contains it, and it stays valid when a compaction is undone, since it cites messages.
+    """
+
+    covers: Span
+    """Messages that the model has read, or failed to index; they are not read again."""
+    topics: tuple[Topic, ...] = ()
+    """Events are in their order."""
+    model: str | None = None
+    failures: tuple[str, ...] | None = None
+    """Reasons why attempts failed."""
+    usage: Usage | None = None
+    """Tokens of all attempts."""
+    cost_usd: float | None = None
+    """Cost of all attempts in US dollars, as it was charged."""
+    cost_incomplete: bool | None = None
+    """`cost_usd` is a lower bound: a price is not known."""
+
+
+Body = (
+    Message | Compaction | Restore | Pin | Unpin | Priority | ContextChange | Drop | Undrop | ContextEpoch | TopicIndex
+)
 
 _BODY_TYPES: dict[EntryKind, type[Body]] = {
     "message": Message,
@@ -241,6 +280,7 @@ _BODY_TYPES: dict[EntryKind, type[Body]] = {
     "drop": Drop,
     "undrop": Undrop,
     "epoch": ContextEpoch,
+    "topic_index": TopicIndex,
 }
 _KINDS: dict[type[Body], EntryKind] = {body: kind for kind, body in _BODY_TYPES.items()}
 
@@ -268,6 +308,9 @@ def purge_body(body: Body) -> Body:
             return body if body.reason is None else body.model_copy(update={"reason": PURGED_TEXT})
         case ContextEpoch(drops=drops):
             return body if drops is None else body.model_copy(update={"drops": tuple(map(_purge_drop, drops))})
+        case TopicIndex(usage=usage):
+            usage = None if usage is None else usage.model_copy(update={"provider_fields": None})
+            return body.model_copy(update={"topics": (), "failures": None, "usage": usage})
         case Restore() | Pin() | Unpin() | Priority() | Undrop():
             return body
     assert_never(body)

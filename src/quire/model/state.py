@@ -21,6 +21,7 @@ from quire.model.entry_bodies import (
     Restore,
     SessionIncludeMode,
     Span,
+    TopicIndex,
     Undrop,
     Unpin,
 )
@@ -140,6 +141,9 @@ def apply_entry(
         case ContextEpoch():
             edits_now = None if body.changes_in_place else state.edits_now
             return state.model_copy(update={"epoch": body, "edits_now": edits_now})
+        case TopicIndex(covers=covers):
+            _check_earlier(seq, covers.last)
+            return state
     assert_never(body)
 
 

@@ -15,6 +15,7 @@ from quire.model import (
     Manifest,
     Priority,
     Span,
+    Topic,
     Truncation,
     Usage,
 )
@@ -366,6 +367,7 @@ class ExplainedItemSchema(BranchDocument):
     reply: int | None
     item: str
     decision: Decision
+    topics: list[Topic] = Field(description="Of a recalled message: topics in a model's words that cite it.")
 
 
 class SessionItemsSchema(BranchDocument, PinListSchema):

@@ -18,6 +18,7 @@ from quire.model import (
     Priority,
     Restore,
     Role,
+    TopicIndex,
     TurnTotals,
     Undrop,
     Unpin,
@@ -107,6 +108,12 @@ class EpochEntry(_EntryBase):
     body: ContextEpoch
 
 
+class TopicIndexEntry(_EntryBase):
+    kind: Literal["topic_index"] = "topic_index"
+    role: None = None
+    body: TopicIndex
+
+
 EntrySchema = TypeAliasType(
     "EntrySchema",
     Annotated[
@@ -119,7 +126,8 @@ EntrySchema = TypeAliasType(
         | ContextChangeEntry
         | DropEntry
         | UndropEntry
-        | EpochEntry,
+        | EpochEntry
+        | TopicIndexEntry,
         Field(discriminator="kind"),
     ],
 )
@@ -154,6 +162,8 @@ def entry_to_schema(entry: Entry) -> EntrySchema:
             return UndropEntry(**common, body=body)
         case ContextEpoch():
             return EpochEntry(**common, body=body)
+        case TopicIndex():
+            return TopicIndexEntry(**common, body=body)
     assert_never(body)
 
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from quire.model import Topic
 from quire.schemas import JsonModel
 from quire.schemas.entries import EntrySchema, entry_to_schema
 from quire.schemas.records import ConversationSchema
@@ -19,6 +20,9 @@ class MessageHitSchema(JsonModel):
     highlights: list[tuple[int, int]] = Field(
         description="Start and end of the query's terms in the excerpt, in Unicode code points, in order."
     )
+    topics: list[Topic] = Field(
+        description="Topics in a model's words that cite the message and have terms of the query that it lacks."
+    )
     entry: EntrySchema
 
     @classmethod
@@ -28,6 +32,7 @@ class MessageHitSchema(JsonModel):
             score=hit.score,
             excerpt=hit.excerpt,
             highlights=list(hit.highlights),
+            topics=list(hit.topics),
             entry=entry_to_schema(hit.entry),
         )
 

@@ -23,6 +23,10 @@ NUMBERS_PER_BLOCK = 16_384
 ENTRIES_PER_SEGMENT = 512
 """Entries per segment: segment 0 covers the entries 1 to 512 of a branch, segment 1 the next 512. A message's number is
 its segment's number times this, plus its row in the segment."""
+TOPIC_PASSAGE = 192
+"""Number of a message's first topic among its passages. A message with more passages shares numbers with its topics."""
+MAX_MESSAGE_TOPICS = 64
+"""Topics of one message in the inverted index."""
 WEIGHT_SCALE = 255
 """Stored weight of a term that a passage consists of."""
 POSTING_BYTES = 4
@@ -48,17 +52,19 @@ class RankedPassage(NamedTuple):
     score: float
 
 
-def build_postings(numbered: Iterable[tuple[int, Sequence[Mapping[str, int]]]]) -> dict[IndexRowKey, bytes]:
+def build_postings(
+    numbered: Iterable[tuple[int, Sequence[Mapping[str, int]]]], *, first_passage: int = 0
+) -> dict[IndexRowKey, bytes]:
     """Postings to append to each row, for texts with these numbers.
 
     A text has the term counts of all of it, as passage 0. A long text also has the counts of each passage, numbered
-    from 1 to at most 255.
+    from 1 to at most 255. With `first_passage` the counts are those of passages from this number on.
     """
     blocks: defaultdict[int, defaultdict[str, bytearray]] = defaultdict(lambda: defaultdict(bytearray))
     for number, passages in numbered:
         block, offset = divmod(number, NUMBERS_PER_BLOCK)
         rows = blocks[block]
-        for passage, counts in enumerate(passages):
+        for passage, counts in enumerate(passages, start=first_passage):
             encoded_place = offset.to_bytes(2, "little") + bytes((passage,))
             damping = _BM25_K1 * (1 - _BM25_B + _BM25_B * sum(counts.values()) / _AVERAGE_LENGTH_TERMS)
             # Encoded once per count, since most terms of a passage occur equally often.

@@ -201,6 +201,60 @@ def extend_segment(
     return ExtendedSegment(added, tuple(counts))
 
 
+class TopicCounts(NamedTuple):
+    """How often each term occurs in each passage that was added to the message of a row."""
+
+    row: int
+    term_counts: tuple[Counter[str], ...]
+
+
+def add_passages(segment: Segment, texts: Mapping[int, Iterable[str]]) -> tuple[Segment, tuple[TopicCounts, ...]]:
+    """Adds passages behind those of messages, given by their numbers, and returns the counts of the added ones.
+
+    Idempotent: a passage with the terms of one that the message has is not added.
+    """
+    columns, terms = segment.columns, segment.terms
+    is_erased = (columns.roles == ERASED_ROLE).tolist()
+    rows = {seq: row for row, seq in enumerate(columns.seq.tolist()) if seq in texts and not is_erased[row]}
+    ends = np.cumsum(terms.passage_counts)
+    term_of = np.repeat(terms.term_hashes, terms.posting_counts)
+    added: list[TopicCounts] = []
+    for seq, row in rows.items():
+        first = ends[row] - terms.passage_counts[row]
+        known = {frozenset(term_of[terms.postings == passage].tolist()) for passage in range(first, ends[row])}
+        counts: list[Counter[str]] = []
+        for text in texts[seq]:
+            passage = count_message_terms(text)
+            hashes = frozenset(map(hash_term, passage))
+            if hashes and hashes not in known:
+                known.add(hashes)
+                counts.append(passage)
+        if counts:
+            added.append(TopicCounts(row, tuple(counts)))
+    if not added:
+        return segment, ()
+    added_counts = np.zeros(len(segment), dtype=np.int64)
+    for each in added:
+        added_counts[each.row] = len(each.term_counts)
+    # The passages of later messages move behind the added ones.
+    shifts = np.cumsum(added_counts) - added_counts
+    hashes = [term_of]
+    passages = [terms.postings + shifts[terms.passage_rows[terms.postings]]]
+    for row, term_counts in added:
+        for number, passage in enumerate(term_counts, start=int(ends[row] + shifts[row])):
+            hashes.append(np.array(sorted(map(hash_term, passage)), dtype=np.uint32))
+            passages.append(np.full(len(hashes[-1]), number))
+    all_hashes, all_passages = np.concatenate(hashes), np.concatenate(passages)
+    term_hashes, posting_counts = np.unique(all_hashes, return_counts=True)
+    extended = MessageTerms(
+        passage_counts=terms.passage_counts + added_counts,
+        term_hashes=term_hashes,
+        posting_counts=posting_counts,
+        postings=all_passages[np.lexsort((all_passages, all_hashes))],
+    )
+    return replace(segment, terms=extended), tuple(added)
+
+
 def _join(segment: Segment, added: Segment) -> Segment:
     old, new = segment.columns, added.columns
     names = tuple(dict.fromkeys((*old.speaker_names, *new.speaker_names)))

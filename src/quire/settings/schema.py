@@ -259,6 +259,11 @@ class Settings(FrozenModel):
         max_length=MAX_SUMMARY_PROMPT_CHARS,
         description="What a summary contains, in words for the summarizer, instead of the built-in headings.",
     )
+    topic_index: bool = Field(
+        default=False,
+        description="After a compaction, let the summarizer list topics, names and events of the archived messages, so "
+        "that search and recall find them by other words. Costs about one more read of these messages.",
+    )
     embeddings: str | None = Field(
         default=None,
         description="Semantic search: `local` for the offline embedding model, `onnx:FOLDER` for a sentence encoder "

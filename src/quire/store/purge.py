@@ -27,7 +27,7 @@ from quire.log.observations import delete_observations
 from quire.log.request_bodies import BodyReader, delete_bodies, list_conversations
 from quire.log.row_digests import ROW_DIGEST, with_row_digest
 from quire.log.types import MAIN_BRANCH, Branch, Memory, TenantPurge, ValuePurge
-from quire.model import Compaction, Decision, Entry, Manifest, Message
+from quire.model import Compaction, Decision, Entry, Manifest, Message, TopicIndex
 from quire.model.entry_bodies import purge_body
 from quire.model.ids import now
 from quire.model.messages import PURGED_TEXT
@@ -80,7 +80,8 @@ def purge_entries(
         for entry in to_purge:
             if not _has_content(entry):
                 raise InvalidEntry(
-                    f"Entry #{entry.seq} is a {entry.kind} and has no content to purge; give messages or compactions."
+                    f"Entry #{entry.seq} is a {entry.kind} and has no content to purge; give messages, compactions or "
+                    "topic indexes."
                 )
         to_purge += _find_summaries(connection, tenant, all_branches, to_purge)
     purged = _purge(connection, tenant, all_branches, to_purge, whole=seqs is None)
@@ -91,22 +92,23 @@ def purge_entries(
 
 
 def _has_content(entry: Entry) -> bool:
-    return entry.kind in ("message", "compaction")
+    return entry.kind in ("message", "compaction", "topic_index")
 
 
 def _find_summaries(
     connection: Connection, tenant: str, all_branches: Iterable[Branch], to_purge: Collection[Entry]
 ) -> list[Entry]:
-    """Compactions on any branch whose summaries may contain text of one of these entries."""
+    """Compactions and topic indexes on any branch that a model may have written from one of these entries."""
     entry_keys = {(entry.branch, entry.seq) for entry in to_purge}
     summaries: list[Entry] = []
     for branch in all_branches:
         for entry in reads.read_control_entries(connection, tenant, branch, last=branch.head_seq):
             body = entry._replace(content_digest=None).body
             is_candidate = entry.branch == branch.number and (entry.branch, entry.seq) not in entry_keys
-            if not is_candidate or not isinstance(body, Compaction):
+            if not is_candidate or not isinstance(body, Compaction | TopicIndex):
                 continue
-            if any(body.summarizes(seq) and branch.find_owner(seq) == owner for owner, seq in entry_keys):
+            has_read = body.summarizes if isinstance(body, Compaction) else body.covers.__contains__
+            if any(has_read(seq) and branch.find_owner(seq) == owner for owner, seq in entry_keys):
                 summaries.append(entry)
     return summaries
 
@@ -158,7 +160,7 @@ def _purge(
             )
 
     # Words leave the index by the text that the entries had.
-    erase_messages(connection, tenant, conversation, to_purge)
+    erase_messages(connection, tenant, all_branches, to_purge)
     entry_keys = {(entry.branch, entry.seq) for entry in to_purge}
     purged_memories = memories.purge_memories(connection, tenant, conversation, None if whole else entry_keys)
     _purge_memory_quotes(connection, tenant, purged_memories)

@@ -15,7 +15,7 @@ from math import isfinite
 from typing import Literal, NamedTuple, cast
 
 from quire.db.dialects import sanitize_text
-from quire.model import Compaction, Entry, Manifest, Message, ToolCallPart
+from quire.model import Compaction, Entry, Manifest, Message, ToolCallPart, TopicIndex
 from quire.model.entry_bodies import IMPORTED_STRATEGY
 from quire.model.entry_metadata import EntryMetadata
 from quire.model.messages import PURGED_TEXT
@@ -159,6 +159,14 @@ class Contribution:
                 if compaction.strategy == IMPORTED_STRATEGY:
                     counts["imported_nanos"] = counts["cost_nanos"]
             self._add_usage(day, compaction.model or "", counts)
+        elif entry.kind == "topic_index":
+            index = cast(TopicIndex, entry.body)
+            if index.usage is not None:
+                calls = list_billed_calls(index.usage)
+                cost = read_cost(index, calls, (index.usage.model, index.model), entry.created_at)
+                self._add_usage(
+                    day, index.model or "", self._count_call(entry, day, index.model or "", calls, cost, question)
+                )
         if entry.kind != "message":
             return
         metadata = entry.metadata
@@ -262,7 +270,7 @@ def pair_documents(uses: Mapping[str, int]) -> Iterator[tuple[str, str]]:
 
 
 def read_cost(
-    source: EntryMetadata | Compaction, calls: Sequence[BilledCall], models: Iterable[str | None], at: int
+    source: EntryMetadata | Compaction | TopicIndex, calls: Sequence[BilledCall], models: Iterable[str | None], at: int
 ) -> Cost:
     """The cost of a call as it was charged or stated, else by the price list of its day.
 

@@ -347,6 +347,8 @@ def _read_countable(
     return [(Entry._make(row[:-1]), row[-1]) for row in rows]
 
 
+_BILLED_KINDS = ("compaction", "topic_index")
+"""Kinds of entries, other than replies, for which a model may have been called."""
 _WITH_MANIFEST = (
     select(*ENTRY_COLUMNS, manifests.c.manifest)
     .outerjoin(
@@ -367,10 +369,10 @@ _WITH_MANIFEST = (
     .order_by(entries.c.seq)
 )
 _COUNTABLE = _WITH_MANIFEST.where(
-    or_(entries.c.role == "assistant", entries.c.kind == "compaction", entries.c.notes.contains('"references":'))
+    or_(entries.c.role == "assistant", entries.c.kind.in_(_BILLED_KINDS), entries.c.notes.contains('"references":'))
 )
 _ENCRYPTED_COUNTABLE = _WITH_MANIFEST.where(
-    or_(entries.c.role == "assistant", entries.c.kind == "compaction", entries.c.notes.is_not(None))
+    or_(entries.c.role == "assistant", entries.c.kind.in_(_BILLED_KINDS), entries.c.notes.is_not(None))
 )
 """The database cannot search in encrypted metadata. An entry without references adds nothing."""
 

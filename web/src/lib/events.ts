@@ -6,10 +6,10 @@ import type { CompactionEntry } from "./compactions";
 
 const ITEM_TYPES = { rule: "itemRule", reference: "itemReference", tool: "itemTool" } as const;
 
-/** Whether an entry needs no line: a badge on the message says it, or the context of every request does. */
+/** Whether an entry needs no line: a badge on the message says it, the context of every request, or a search. */
 export function isShownElsewhere(entry: Entry): boolean {
   if (entry.kind === "context_change") return entry.body.action === "add" && entry.body.include === "always";
-  return entry.kind === "pin" || entry.kind === "unpin";
+  return entry.kind === "pin" || entry.kind === "unpin" || entry.kind === "topic_index";
 }
 
 export function formatEntry(entry: Entry, compactions: readonly CompactionEntry[]): string {
