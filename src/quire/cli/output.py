@@ -29,7 +29,7 @@ PIPE_COLUMNS = 100
 NARROW_COLUMNS = 60
 """Below this width tables omit optional columns."""
 WIDE_COLUMNS = 100
-"""From this width tables have room for counts beside a title, and for long bars."""
+"""From this width tables have room for counts next to a title, and for long bars."""
 PROGRESS_DELAY_SECONDS = 1.0
 """Delay before a progress bar appears; shorter work needs none."""
 

@@ -103,7 +103,7 @@ class DeadlineConnection(AsyncConnection[Any]):
 
         psycopg asks the event loop before each statement of a pipeline, and once more after it: a pipeline of three
         statements would watch the socket nine times. A socket that takes no more is watched as usual, for both
-        directions, so that a server whose results nobody reads cannot stop the two.
+        directions, so that a server whose results are not read cannot stop the two.
         """
         try:
             state = next(gen)
