@@ -13,13 +13,14 @@ from google.protobuf.json_format import Parse
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from sign_in_helpers import make_sign_in
 
+from infra.cells import Cells
 from quire.errors import InvalidConfiguration
 from quire.server import audit_export
 from quire.server.audit_export import AuditExporter, make_audit_exporter
-from quire.settings.schema import SignIn
+from quire.settings.schema import Cell, SignIn
 from quire.store import SqlStore
 
-TENANTS = ("harbour", "lighthouse")
+TENANTS = ("elsewhere", "harbour")
 
 
 class LogReceiver:
@@ -93,7 +94,11 @@ async def append(store: SqlStore, tenant: str, count: int) -> None:
         )
 
 
-@pytest.mark.every_database
+async def list_waiting(store: SqlStore) -> list[str]:
+    return [tenant for part in store.all_tenants.list_parts() for tenant in await part.list_unexported_audits()]
+
+
+@pytest.mark.every_store
 async def test_each_entry_is_sent_once_by_several_nodes_that_restart_while_the_receiver_fails(
     store: SqlStore, receiver: LogReceiver, monkeypatch: pytest.MonkeyPatch
 ):
@@ -115,7 +120,7 @@ async def test_each_entry_is_sent_once_by_several_nodes_that_restart_while_the_r
     last = AuditExporter(store, receiver.url, {})
     async with asyncio.timeout(30):
         # A stopped node may have left the connection before the receiver's answer.
-        while await store.all_tenants.list_unexported_audits():
+        while await list_waiting(store):
             with suppress(httpx2.HTTPError):
                 await last.send_new()
     await last.close()
@@ -130,7 +135,7 @@ async def test_each_entry_is_sent_once_by_several_nodes_that_restart_while_the_r
         assert len(entries) == 60
 
 
-@pytest.mark.every_database
+@pytest.mark.every_store
 async def test_nothing_is_sent_twice_while_nodes_send_at_the_same_time(store: SqlStore, receiver: LogReceiver):
     await asyncio.gather(*(append(store, tenant, 40) for tenant in TENANTS))
     nodes = [AuditExporter(store, receiver.url, {}) for _ in range(4)]
@@ -138,7 +143,7 @@ async def test_nothing_is_sent_twice_while_nodes_send_at_the_same_time(store: Sq
     await append(store, TENANTS[0], 3)
     await asyncio.gather(*(each.send_new() for each in nodes))
     assert [receiver.numbers(tenant) for tenant in TENANTS] == [list(range(1, 44)), list(range(1, 41))]
-    assert await store.all_tenants.list_unexported_audits() == []
+    assert await list_waiting(store) == []
     for each in nodes:
         await each.close()
 
@@ -181,6 +186,26 @@ async def test_a_node_takes_over_from_one_that_has_died(store: SqlStore, receive
     assert not await trail.record_export(claim="dead", seq=1)
     assert await exporter.send_new() == 0
     await exporter.close()
+
+
+@pytest.mark.every_postgres
+async def test_while_a_cell_is_lost_the_trails_of_the_others_are_sent(cells: Cells, receiver: LogReceiver):
+    cells.place("harbour", "b")
+    cells.place("tides", "c")
+    tenants = ("default", "harbour", "tides")
+    async with SqlStore.open(cells.home, cells=cells.others) as store:
+        for tenant in tenants:
+            await append(store, tenant, 2)
+    without_b = cells.others | {"b": Cell(database_url="postgresql://quire_app@127.0.0.1:9/lost")}
+    async with SqlStore.open(cells.home, cells=without_b) as store:
+        exporter = AuditExporter(store, receiver.url, {})
+        assert await exporter.send_new() == 4
+        await exporter.close()
+    async with SqlStore.open(cells.home, cells=cells.others) as store:
+        exporter = AuditExporter(store, receiver.url, {})
+        assert await exporter.send_new() == 2
+        await exporter.close()
+    assert [receiver.numbers(tenant) for tenant in tenants] == [[1, 2]] * 3
 
 
 async def test_a_record_says_who_did_what_and_whether_it_was_refused(store: SqlStore, receiver: LogReceiver):

@@ -59,9 +59,7 @@ class AuditExporter:
                 await self.send_new()
                 pause = POLL_SECONDS
             except (StoreError, TimeoutError, httpx2.HTTPError, httpx2.InvalidURL) as error:
-                reason = f"status {error.response.status_code}" if isinstance(error, httpx2.HTTPStatusError) else None
-                kind = type(error).__name__
-                log_server_event("audit trail not sent", level=logging.WARNING, error_kind=kind, reason=reason)
+                _log_failure(error)
                 pause = min(2 * pause, MAX_PAUSE_SECONDS)
             await asyncio.sleep(pause)
 
@@ -70,14 +68,35 @@ class AuditExporter:
             await self._client.aclose()
 
     async def send_new(self) -> int:
-        """Sends all entries that were not sent; returns their number. Raises the error of a receiver that fails."""
+        """Sends all entries that were not sent; returns their number. Raises the error of a receiver that fails.
+
+        Of several cells, the trails of those that cannot be reached are left for the next time.
+        """
+        parts = self._store.all_tenants.list_parts()
+        tenants, count = set[str](), 0
+        for part in parts:
+            try:
+                tenants.update(await part.list_unexported_audits())
+            except StoreError as error:
+                if len(parts) == 1:
+                    raise
+                _log_failure(error)
+        for tenant in sorted(tenants):
+            try:
+                count += await self._send_trail(tenant)
+            except StoreError as error:
+                if len(parts) == 1:
+                    raise
+                _log_failure(error)
+        return count
+
+    async def _send_trail(self, tenant: str) -> int:
         count = 0
-        for tenant in await self._store.all_tenants.list_unexported_audits():
-            for _ in range(MAX_BATCHES):
-                sent = await self._send_batch(tenant)
-                count += sent
-                if sent < BATCH_SIZE:
-                    break
+        for _ in range(MAX_BATCHES):
+            sent = await self._send_batch(tenant)
+            count += sent
+            if sent < BATCH_SIZE:
+                break
         return count
 
     async def _send_batch(self, tenant: str) -> int:
@@ -110,6 +129,11 @@ class AuditExporter:
         if int(rejected or 0):
             # By the protocol, these are not sent again.
             log_server_event("audit entries rejected", level=logging.ERROR, count=int(rejected))
+
+
+def _log_failure(error: Exception) -> None:
+    reason = f"status {error.response.status_code}" if isinstance(error, httpx2.HTTPStatusError) else None
+    log_server_event("audit trail not sent", level=logging.WARNING, error_kind=type(error).__name__, reason=reason)
 
 
 def make_audit_exporter(store: SqlStore, sign_in: SignIn | None, environ: Mapping[str, str]) -> AuditExporter | None:
