@@ -12,6 +12,7 @@ from infra.postgres import Cluster, find_binaries
 from quire.db import migrate, replica
 from quire.errors import StoreError
 from quire.model import Message
+from quire.settings.schema import Cell
 from quire.store import SqlStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_binaries(15) is None, reason="PostgreSQL 15 is not installed")]
@@ -193,4 +194,11 @@ async def test_the_lag_is_measured(pair: Pair, store: SqlStore, monkeypatch: pyt
 async def test_sqlite_has_no_replica():
     with pytest.raises(StoreError, match="replica_url"):
         async with SqlStore.open("sqlite://", replica_url="postgresql://localhost/x"):
+            pass
+
+
+async def test_cells_have_no_replica():
+    cells = {"b": Cell(database_url="postgresql://localhost/b")}
+    with pytest.raises(StoreError, match="With `cells`, no reads go to a replica"):
+        async with SqlStore.open("postgresql://localhost/x", cells=cells, replica_url="postgresql://localhost/y"):
             pass

@@ -57,7 +57,11 @@ async def open_database(
         from quire.db.cells import CellDatabase
 
         if replica_url is not None:
-            raise StoreError("Cells have no replicas; remove `replica_url` or `cells` from the settings.")
+            # A replica that lags may still have a tenant that has moved, and would serve what it had before.
+            raise StoreError(
+                "With `cells`, no reads go to a replica, because it may be behind the move of a tenant; remove "
+                "`replica_url` or `cells` from the settings."
+            )
         return await CellDatabase.open(parsed, cells, listen_url=listen_at, encrypts=encrypts)
     match parsed.get_backend_name():
         # Imported here so that a command loads only the driver it needs and starts faster.
