@@ -26,8 +26,9 @@ check:
     {{ bin }}/mkdocs build --quiet --strict
 
 # Run the quick tests of a file or folder, such as tests/log -k purge; without arguments those of what changed since the main branch, on SQLite, of all if nothing did.
+[positional-arguments]
 test *ARGS:
-    {{ if ARGS == "" { "QUIRE_TEST_SQLITE_ONLY=1 " + parallel_pytest + " -q $(" + bin + "/python tools/affected_tests.py)" } else { bin + "/pytest " + ARGS } }} -m "not slow"
+    {{ if ARGS == "" { "QUIRE_TEST_SQLITE_ONLY=1 " + parallel_pytest + " -q $(" + bin + "/python tools/affected_tests.py)" } else { bin + "/pytest \"$@\"" } }} -m "not slow"
 
 # Run all tests at full size, with those that `check` leaves to the night; takes hours.
 full *ARGS: install-agents
