@@ -66,6 +66,17 @@ class SecretGenerator:
             ("Databricks token", "dapi", self.chars(32, HEXADECIMAL)),
             ("HashiCorp Vault token", "hvs.", self.chars(90)),
             ("age secret key", "AGE-SECRET-KEY-1", self.chars(58, UPPER)),
+            ("xAI API key", "xai-", self.chars(80)),
+            ("Perplexity API key", "pplx-", self.chars(48)),
+            ("Replicate token", "r8_", self.chars(37)),
+            ("Shopify token", "shpat_", self.chars(32, HEXADECIMAL)),
+            ("Docker token", "dckr_pat_", self.chars(27)),
+            ("Linear API key", "lin_api_", self.chars(40)),
+            ("Notion token", "ntn_", self.chars(46)),
+            ("Grafana token", "glsa_", f"{self.chars(32)}_{self.chars(8, HEXADECIMAL)}"),
+            ("Sentry token", "sntryu_", self.chars(64, HEXADECIMAL)),
+            ("Tailscale key", "tskey-", f"auth-{self.chars(12)}-{self.chars(32)}"),
+            ("LangSmith API key", "lsv2_pt_", f"{self.chars(32, HEXADECIMAL)}_{self.chars(10, HEXADECIMAL)}"),
         ]
 
     def _list_in_context(self) -> Iterator[SecretSample]:

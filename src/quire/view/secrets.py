@@ -79,7 +79,7 @@ _ASSIGNS = r"\\{0,4}[\"']?\]?[ \t]{0,4}(?:=>|:=|[=:])[ \t]{0,4}\\{0,4}[\"'`]?"
 _KEY_BEGIN = r"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----"
 _KEY_END = r"-----END [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----"
 
-_PREFIXES = (
+TOKEN_FORMATS = (
     ("Quire API key", "quire_", r"[0-9a-z]{26}_[0-9A-Za-z]{43}"),
     ("GitHub token", "ghp_ gho_ ghu_ ghs_ ghr_", r"[A-Za-z0-9_.-]{36,}+"),
     ("GitHub fine-grained token", "github_pat_", r"[A-Za-z0-9_]{40,}+"),
@@ -102,6 +102,7 @@ _PREFIXES = (
     ("Hugging Face token", "hf_", r"[A-Za-z0-9]{30,}+"),
     ("Groq API key", "gsk_", r"[A-Za-z0-9]{40,}+"),
     ("xAI API key", "xai-", r"[A-Za-z0-9]{60,}+"),
+    ("LangSmith API key", "lsv2_pt_ lsv2_sk_", r"[0-9a-f]{32}_[0-9a-f]{10}(?![A-Za-z0-9])"),
     ("Perplexity API key", "pplx-", r"[A-Za-z0-9]{40,}+"),
     ("Replicate token", "r8_", r"[A-Za-z0-9]{37}(?![A-Za-z0-9])"),
     ("DigitalOcean token", "dop_v1_ doo_v1_ dor_v1_", r"[0-9a-f]{64}"),
@@ -218,7 +219,7 @@ _CONTEXT_FORMATS = (
 )
 
 _PREFIX_FORMATS = {
-    prefix: (kind, re.compile(body)) for kind, prefixes, body in _PREFIXES for prefix in prefixes.split()
+    prefix: (kind, re.compile(body)) for kind, prefixes, body in TOKEN_FORMATS for prefix in prefixes.split()
 }
 """Kind and pattern of the tokens with each prefix."""
 
