@@ -101,8 +101,8 @@ def make_list_group(question: HaystackQuestion, embedder: Embedder, names: Seque
                 postings.setdefault(term, []).append((block, data))
     [head] = truncate_vectors(vector[np.newaxis], catalog.dimensions)
     # The steps of a search before it scores; no other caller needs the signals.
-    words = catalog._score_words(query.words[:MAX_QUERY_WORDS], postings)
-    signals, is_hit = catalog._compute_signals(query, words, np.arange(len(catalog)), head)
+    words = catalog.find_words(query.words[:MAX_QUERY_WORDS], postings)
+    signals, is_hit = ranker.compute_list_signals(catalog, query, words, np.arange(len(catalog)), vector=head)
     columns = [signals.get(name, np.zeros(starts[-1], dtype=np.float32)) * is_hit for name in names]
     offsets = np.zeros(starts[-1], dtype=np.float32)
     is_evidence = np.array([session.is_gold for session in question.sessions])
@@ -116,7 +116,7 @@ def make_budget_groups(name: str, folder: Path, embedder: Embedder, names: Seque
         for question in chat.questions:
             query = parse_query(question.text, at=chat.asked_at, speakers=index.speaker_names)
             vector = asyncio.run(embed_query(embedder, query.topic))
-            signals = ranker.compute_query_signals(index, query, ranker.find_terms(index, query), vector=vector)
+            signals = ranker.compute_budget_signals(index, query, ranker.find_terms(index, query), vector=vector)
             signals |= ranker.compute_feedback_signals(index, ranker.sum_weighted(signals))
             yield Group(
                 np.stack([signals[each].astype(np.float32) for each in names], axis=1),

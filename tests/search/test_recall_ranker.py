@@ -28,7 +28,7 @@ from quire.search.ranker import (
     RankedMessage,
     Signals,
     compute_feedback_signals,
-    compute_query_signals,
+    compute_budget_signals,
     find_terms,
     rank_messages,
 )
@@ -58,7 +58,7 @@ def ranked_seqs(
 
 
 def query_signals(index: RecallIndex, query: Query, *, vector: FloatArray | None = None) -> Signals:
-    return compute_query_signals(index, query, find_terms(index, query), vector=vector)
+    return compute_budget_signals(index, query, find_terms(index, query), vector=vector)
 
 
 SMALL_TALK = ("Good morning to all", "Nice weather today", "Very well then", "See you soon", "Sounds good", "Take care")

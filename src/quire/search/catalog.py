@@ -31,9 +31,9 @@ from quire.search.postings import (
     posting_dtype,
 )
 from quire.search.query import MAX_QUERY_WORDS, Query, QueryWord
-from quire.search.ranker import COVERAGE_DISTANCE, Signals, compute_date_signal, score_for_list
+from quire.search.ranker import WordMatches, compute_list_signals, find_highest, score_for_list
 from quire.search.segment_codec import decode_columns
-from quire.search.segments import ERASED_ROLE, ROLES, IntArray, MessageColumns
+from quire.search.segments import ERASED_ROLE, ROLES, FeatureColumns, IntArray, MessageColumns
 from quire.search.vectors import (
     FloatArray,
     compute_similarities,
@@ -51,11 +51,6 @@ SearchOrder = Literal["relevance", "newest", "oldest"]
 
 PASSAGE_WEIGHT = 0.7
 """Weight of the words in a passage of a long message, relative to those in a message of that length."""
-MIN_SIMILARITY = 0.34
-"""Similarity below which a message without any word of the query is no hit: by chance, messages have up to 0.3 with the
-offline embedder, and a message with a related word has more."""
-MIN_NEARBY_SIMILARITY = 0.2
-"""The same for a message near one with a word of the query."""
 MAX_CANDIDATES = 2_048
 """Messages by words and as many by sketch that are scored exactly."""
 MIN_TIME_ORDER_SCORE = 0.2
@@ -98,18 +93,6 @@ class CatalogHit(NamedTuple):
     branch: int
     seq: int
     score: float
-
-
-class _WordScores(NamedTuple):
-    """Matches of the query's words, by row."""
-
-    shares: FloatArray
-    """Share of the query's IDF that it matches, from 0 to 1."""
-    is_past_head: BoolArray
-    """Whether a passage after its first has that share."""
-    rows: tuple[IntArray, ...]
-    """For each word of the query: the rows with it, sorted."""
-    idf_shares: tuple[float, ...]
 
 
 class _Place(NamedTuple):
@@ -208,15 +191,15 @@ class MessageCatalog:
         query_vector: FloatArray | None = None
         if vector is not None and self.dimensions and vector.any():
             [query_vector] = truncate_vectors(vector[np.newaxis], self.dimensions)
-        words = self._score_words(query.words[:MAX_QUERY_WORDS], postings)
+        words = self.find_words(query.words[:MAX_QUERY_WORDS], postings)
         candidates = self._find_candidates(
-            words.shares * allowed, allowed, query_vector, in_time_order=order != "relevance"
+            words.strength * allowed, allowed, query_vector, in_time_order=order != "relevance"
         )
         rows, scores = np.zeros(0, dtype=np.int64), np.zeros(0)
         floor = min_score if order == "relevance" else max(min_score, MIN_TIME_ORDER_SCORE)
         # In time order, what comes first is scored first, until there are enough.
         for some in [candidates] if order == "relevance" else self._iter_by_time(candidates, newest=order == "newest"):
-            signals, is_hit = self._compute_signals(query, words, some, query_vector)
+            signals, is_hit = compute_list_signals(self, query, words, some, vector=query_vector)
             some_scores = np.round((score_for_list(signals) * is_hit).astype(np.float64), _SCORE_DIGITS)
             matching = (some_scores > 0) & (some_scores >= floor)
             rows, scores = np.concatenate([rows, some[matching]]), np.concatenate([scores, some_scores[matching]])
@@ -224,8 +207,8 @@ class MessageCatalog:
                 break
         if order == "relevance" and len(rows) > limit:
             # Sorting the hits below compares texts; only those that can be among the first are sorted.
-            can_be_first = scores >= np.partition(scores, len(scores) - limit)[len(scores) - limit]
-            rows, scores = rows[can_be_first], scores[can_be_first]
+            best = find_highest(scores, limit)
+            rows, scores = rows[best], scores[best]
         times, seqs, segments = (self._columns[name][rows].tolist() for name in ("at", "seq", "segment"))
         hits = [
             (CatalogHit(*self._owners[segment], seq, score), time)
@@ -239,29 +222,19 @@ class MessageCatalog:
             hits.sort(key=lambda hit: (sign * hit[1], hit[0].conversation, hit[0].branch, sign * hit[0].seq))
         return [hit for hit, _ in hits[:limit]]
 
-    def _compute_signals(
-        self, query: Query, words: _WordScores, rows: IntArray, query_vector: FloatArray | None
-    ) -> tuple[Signals, BoolArray]:
-        """The signals of these rows, and which of them are hits."""
-        columns = {name: self._columns[name][rows] for name in ("at", "place", "first_person")}
-        is_hit, coverage = words.shares[rows] > 0, self._cover(words, rows)
-        signals: Signals = {"session_opening": (1 / (1 + columns["place"].astype(np.int64))).astype(np.float32)}
-        if query.words:
-            signals |= {"words": words.shares[rows], "coverage": coverage}
-        if query.time_ranges:
-            signals["date"] = compute_date_signal(columns["at"], query)
-        if query.about_self:
-            signals["first_person"] = (columns["first_person"] / FRACTION_SCALE).astype(np.float32)
-        if query_vector is not None:
-            cosines = compute_similarities(self._columns["vector"][rows], query_vector)
-            is_near = (cosines >= MIN_NEARBY_SIMILARITY) & (coverage > 0)
-            is_hit |= is_near | (cosines >= MIN_SIMILARITY)
-            similarity: FloatArray = np.clip(cosines, 0, 1).astype(np.float32)
-            # A vector describes the message's head, and says nothing about a passage further down.
-            signals["similarity"] = np.where(
-                words.is_past_head[rows], np.maximum(similarity, words.shares[rows]), similarity
-            )
-        return signals, is_hit
+    def read_features(self, rows: IntArray) -> FeatureColumns:
+        at, place, first_person = (self._columns[name][rows] for name in ("at", "place", "first_person"))
+        opening = (1 / (1 + place.astype(np.int64))).astype(np.float32)
+        return FeatureColumns(at, opening, (first_person / FRACTION_SCALE).astype(np.float32))
+
+    def find_context(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """The rows of the segment that each message belongs to."""
+        segments = self._columns["segment"][rows]
+        starts = self._starts[segments]
+        return starts, starts + self._counts[segments]
+
+    def compute_similarities(self, vector: FloatArray, rows: IntArray) -> FloatArray:
+        return compute_similarities(self._columns["vector"][rows], vector)
 
     def _iter_by_time(self, rows: IntArray, *, newest: bool) -> Iterator[IntArray]:
         """Yields rows in chunks by time; messages of one time are in one chunk, so that their order is decided."""
@@ -271,7 +244,7 @@ class MessageCatalog:
         while start < len(rows):
             last: np.int64 = times[min(start + MAX_CANDIDATES, len(rows)) - 1]
             end = int(np.searchsorted(times, last, side="right"))
-            yield rows[start:end]
+            yield np.sort(rows[start:end])
             start = end
 
     def _layout(self) -> dict[str, tuple[Any, tuple[int, ...]]]:
@@ -372,8 +345,9 @@ class MessageCatalog:
         chosen[list(numbers)] = True
         return chosen[self._column("segment")]
 
-    def _score_words(self, words: Sequence[QueryWord], postings: Mapping[str, Sequence[BlockPostings]]) -> _WordScores:
-        """A long message has the score of all of it, or of its best passage if that is higher."""
+    def find_words(self, words: Sequence[QueryWord], postings: Mapping[str, Sequence[BlockPostings]]) -> WordMatches:
+        """Matches of a query's words; a long message has the BM25 score of all of it, or of its best passage if that is
+        higher."""
         scores = np.zeros(self._size, dtype=np.float32)
         is_past_head = np.zeros(self._size, dtype=np.bool_)
         passage_keys: list[IntArray] = []
@@ -418,19 +392,14 @@ class MessageCatalog:
             rows, passages, best = rows[order], passages[order], np.float32(PASSAGE_WEIGHT) * sums[order]
             is_past_head[rows] = (passages > 1) & (best > scores[rows])
             scores[rows] = np.maximum(scores[rows], best)
-        total = sum(idfs)
-        shares = np.minimum(scores / np.float32(total), 1) if total else scores
-        return _WordScores(shares, is_past_head, tuple(rows_by_word), tuple(idf / (total or 1) for idf in idfs))
-
-    def _cover(self, words: _WordScores, rows: IntArray) -> FloatArray:
-        """Share of the query's IDF that each of these messages and those near it, in its segment, have together."""
-        starts = self._starts[self._columns["segment"][rows]]
-        ends = starts + self._counts[self._columns["segment"][rows]]
-        first, end = np.maximum(rows - COVERAGE_DISTANCE, starts), np.minimum(rows + COVERAGE_DISTANCE + 1, ends)
-        coverage = np.zeros(len(rows), dtype=np.float32)
-        for matching, share in zip(words.rows, words.idf_shares, strict=True):
-            coverage += np.float32(share) * (np.searchsorted(matching, first) < np.searchsorted(matching, end))
-        return coverage
+        counts = np.array([len(rows) for rows in rows_by_word], dtype=np.int64)
+        return WordMatches(
+            np.minimum(scores, np.float32(sum(idfs))),
+            np.concatenate([np.zeros(0, dtype=np.int64), *rows_by_word]),
+            counts,
+            np.array(idfs, dtype=np.float64),
+            is_past_head,
+        )
 
     def _find_candidates(
         self, word_scores: FloatArray, allowed: BoolArray, query: FloatArray | None, *, in_time_order: bool
@@ -454,8 +423,5 @@ class MessageCatalog:
 
     def _top(self, values: FloatArray, rows: IntArray) -> IntArray:
         """Positions of the `MAX_CANDIDATES` highest values, of equal ones the newest."""
-        threshold = np.partition(values, len(values) - MAX_CANDIDATES)[len(values) - MAX_CANDIDATES]
-        above = np.flatnonzero(values > threshold)
-        equal = np.flatnonzero(values == threshold)
-        newest = np.argsort(-self._columns["at"][rows[equal]], kind="stable")
-        return np.concatenate([above, equal[newest[: MAX_CANDIDATES - len(above)]]])
+        best = find_highest(values, MAX_CANDIDATES)
+        return best[np.lexsort((-self._columns["at"][rows[best]], -values[best]))[:MAX_CANDIDATES]]

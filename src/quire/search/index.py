@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from quire.search.message_features import FRACTION_SCALE, MAX_FEATURE_COUNT
 from quire.search.segments import (
     ROLES,
+    FeatureColumns,
     IntArray,
     MergedPostings,
     MessageColumns,
@@ -129,12 +130,24 @@ class RecallIndex:
                 found.append(run.passages[run.offsets[position] : run.offsets[position + 1]])
         return found[0] if len(found) == 1 else np.concatenate([np.zeros(0, dtype=np.int32), *found])
 
-    def compute_similarities(self, vector: FloatArray) -> FloatArray:
-        """Cosine of a vector of this index's embedder and each message's, after subtracting the mean from both."""
+    def read_features(self, rows: IntArray) -> FeatureColumns:
+        return FeatureColumns(self.at[rows], self.session_opening[rows], self.first_person[rows])
+
+    def find_context(self, rows: IntArray) -> tuple[int, int]:
+        return 0, len(self)
+
+    def compute_similarities(self, vector: FloatArray, rows: IntArray) -> FloatArray:
+        """Cosine of a vector of this index's embedder and each message's, after subtracting the mean from both.
+
+        Messages without a vector get the mean similarity of the others.
+        """
         if self.centered_vectors is None:
-            return np.zeros(len(self), dtype=np.float32)
+            return np.zeros(len(rows), dtype=np.float32)
         query = truncate_vectors(vector[np.newaxis], self.centered_vectors.shape[1])[0] - self.mean_vector
-        return self.centered_vectors @ (query / np.float32(max(float(np.linalg.norm(query)), 1e-6)))
+        similarities: FloatArray = self.centered_vectors @ (query / np.float32(max(float(np.linalg.norm(query)), 1e-6)))
+        if self.has_vector.any() and not self.has_vector.all():
+            similarities = np.where(self.has_vector, similarities, similarities[self.has_vector].mean())
+        return similarities[rows]
 
     def select_rows(self, ranges: Iterable[tuple[int, int]], *, excluded: Collection[int] = ()) -> BoolArray:
         """Mask of the rows whose `seq` is in one of the ranges, ends included, and not excluded."""

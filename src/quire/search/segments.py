@@ -90,6 +90,15 @@ class MessageColumns:
         return len(self.seq)
 
 
+class FeatureColumns(NamedTuple):
+    """What a ranking of any kind reads of some messages."""
+
+    at: IntArray
+    session_opening: FloatArray
+    """1 for the first message of a session, 1/2 for the second, and so on."""
+    first_person: FloatArray
+
+
 @dataclass(frozen=True)
 class MessageTerms:
     """Inverted index from each term to the passages that contain it, in order."""
