@@ -7,6 +7,7 @@ import psycopg
 import pytest
 from sqlalchemy import Connection, text
 
+from infra.builders import make_messages, make_turn
 from infra.fault_proxy import FaultProxy
 from infra.postgres import Cluster, find_binaries
 from quire.db import migrate, postgres
@@ -107,6 +108,28 @@ async def test_a_lock_that_stays_is_reported_as_busy(
         assert store.base.database._engine.pool is pool
     postgres._settings_sql.cache_clear()
     assert all(isinstance(each, StoreBusy) for each in results), results
+
+
+async def test_a_broken_connection_is_replaced_between_two_turns(cluster: Cluster, store: SqlStore):
+    await store.create_conversation("kept")
+    await store.get_branch("kept")
+    close_sessions(cluster)
+    branch = await store.get_branch("kept")
+    close_sessions(cluster)
+    record = make_turn(*make_messages(2))._replace(expected_branch=branch)
+    stored = await store.record_reply("kept", record, after=branch.head_path)
+    assert await store.read_range("kept") == stored
+    assert store.get_pool_stats().in_use <= 1
+
+
+async def test_connections_of_short_transactions_serve_all_others(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(postgres, "_POOL_SIZE", 1)
+    async with SqlStore.open(url) as store:
+        await store.create_conversation("c")
+        for _ in range(2):
+            branch, *_ = await asyncio.gather(store.get_branch("c"), store.list_conversations(), store.get_branch("c"))
+        assert branch.head_seq == 0
+        assert store.get_pool_stats().in_use <= 1
 
 
 async def test_a_full_pool_refuses_after_a_bounded_wait(url: str, monkeypatch: pytest.MonkeyPatch):

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any, Self
 
 from psycopg import AsyncConnection, OperationalError
+from psycopg.errors import QueryCanceled
 from psycopg.pq import TransactionStatus
 from psycopg.waiting import Ready, Wait
 
@@ -60,6 +61,32 @@ CONNECT_SECONDS = 5
 """Maximum time to connect to one host."""
 _GRACE_SECONDS = 1.0
 """Time after the deadline to read an answer that arrived while the event loop was busy."""
+_CANCEL_SECONDS = 5.0
+"""Time for the server to cancel a statement; after that the connection is closed."""
+
+
+_READ, _WRITE = int(Wait.R), int(Wait.W)
+
+
+async def _wait_for_socket(loop: asyncio.AbstractEventLoop, fileno: int, state: int) -> int:
+    """Waits until a socket can be read or written, as `state` says; returns which."""
+    ready: asyncio.Future[int] = loop.create_future()
+
+    def wake(direction: int) -> None:
+        if not ready.done():
+            ready.set_result(direction)
+
+    if state & _READ:
+        loop.add_reader(fileno, wake, _READ)
+    try:
+        if state & _WRITE:
+            loop.add_writer(fileno, wake, _WRITE)
+        return await ready
+    finally:
+        if state & _READ:
+            loop.remove_reader(fileno)
+        if state & _WRITE:
+            loop.remove_writer(fileno)
 
 
 class DeadlineConnection(AsyncConnection[Any]):
@@ -86,6 +113,15 @@ class DeadlineConnection(AsyncConnection[Any]):
         return connection
 
     async def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs a generator of psycopg, which yields what it waits for.
+
+        psycopg's own loop sets a timer at each wait, and asks the event loop before each statement of a pipeline
+        whether the socket can be written. Here one timer serves all statements, and the socket is only watched for
+        writing while it takes no more of what libpq has to send.
+        """
+        if args or kwargs:
+            # With a time limit, to wait for notifications.
+            return await super().wait(gen, *args, **kwargs)
         loop = asyncio.get_running_loop()
         self._deadline = deadline = loop.time() + self.deadline_seconds
         if self._timer is not None and self._timer.when() > deadline:
@@ -94,17 +130,18 @@ class DeadlineConnection(AsyncConnection[Any]):
         if self._timer is None:
             self._timer = loop.call_at(deadline, self._check_deadline)
         try:
-            return await super().wait(self._skip_write_waits(gen), *args, **kwargs)
+            return await self._run_generator(loop, gen)
+        except OSError as error:
+            raise OperationalError("connection socket closed") from error
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                await self._cancel_statement(gen)
+            raise
         finally:
             self._deadline = None
 
-    def _skip_write_waits(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        """Answers "ready to write" at once while the socket takes everything that libpq has to send.
-
-        psycopg asks the event loop before each statement of a pipeline, and once more after it: a pipeline of three
-        statements would watch the socket nine times. A socket that takes no more is watched as usual, for both
-        directions, so that a server whose results are not read cannot stop the two.
-        """
+    async def _run_generator(self, loop: asyncio.AbstractEventLoop, gen: Generator[Any, Any, Any]) -> Any:
+        fileno = self.pgconn.socket
         try:
             state = next(gen)
             while True:
@@ -113,9 +150,21 @@ class DeadlineConnection(AsyncConnection[Any]):
                     # If the connection is broken, the generator meets the error itself.
                     with suppress(OperationalError):
                         is_sent = self.pgconn.flush() == 0
-                state = gen.send(Ready.W if is_sent else (yield state))
+                state = gen.send(Ready.W if is_sent else await _wait_for_socket(loop, fileno, state))
         except StopIteration as end:
             return end.value
+
+    async def _cancel_statement(self, gen: Generator[Any, Any, Any]) -> None:
+        """Cancels the statement of an interrupted caller, so that the connection can be used again."""
+        with suppress(Exception):
+            await self.cancel_safe(timeout=_CANCEL_SECONDS)
+        try:
+            async with asyncio.timeout(_CANCEL_SECONDS):
+                await super().wait(gen)
+        except QueryCanceled:
+            pass
+        except TimeoutError:
+            self.pgconn.finish()
 
     async def rollback(self) -> None:
         """Rolls an open transaction back. Without one, which the pool does not know, there is nothing to wait for."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapp
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import lru_cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, cast
 from weakref import WeakValueDictionary
 
 from sqlalchemy import URL, Connection, Engine, Pool, event, select
@@ -30,7 +30,7 @@ from quire.db.database import (
 from quire.db.notifications import Notifications, PostgresTransport, build_notify_sql, take_changes
 from quire.db.raw_sql import (
     Statement,
-    collect_statements,
+    UnreadConnection,
     combine_statements,
     compile_with_literals,
     execute_text,
@@ -132,6 +132,10 @@ _TEST_WRITE = """
 """
 
 
+class BrokenConnection(Exception):
+    """A transaction ended because its connection was broken. It may have been committed."""
+
+
 class PostgresDatabase:
     cells: tuple[str, ...] = ()
 
@@ -155,6 +159,10 @@ class PostgresDatabase:
         self._breaker = CircuitBreaker(self._probe)
         self._writers: WeakValueDictionary[tuple[str, str], asyncio.Semaphore] = WeakValueDictionary()
         self._loss_callbacks: list[Callable[[], None]] = []
+        self._parked: list[tuple[Connection, Pool]] = []
+        """Connections that stay checked out between short transactions, the last one used at the end."""
+        self._waiting = 0
+        """Transactions that wait for a connection of the pool."""
         self.on_commit: Callable[[str, int], None] | None = None
         """Called with the tenant and the position in the write-ahead log after each commit that has written, before
         changes are announced."""
@@ -199,6 +207,8 @@ class PostgresDatabase:
             # No overflow: SQLAlchemy closes overflow connections after each use and reconnects under the highest load.
             pool_size=_POOL_SIZE,
             max_overflow=0,
+            # The connection used last has the caches and prepared statements.
+            pool_use_lifo=True,
             pool_timeout=_POOL_WAIT_SECONDS,
             pool_pre_ping=False,
             connect_args={"async_creator_fn": DeadlineConnection.connect, "connect_timeout": CONNECT_SECONDS},
@@ -222,7 +232,18 @@ class PostgresDatabase:
         with map_database_errors():
             query = compile_with_literals(statement, params)
         sql = f"{self._build_settings(tenant, REQUEST_STATEMENT_SECONDS, writes=False)}; {query}"
-        return await self._run(lambda _, cursor: fetch_last(cursor), sql, "", REQUEST_STATEMENT_SECONDS)
+
+        async def run(driver: Any) -> list[Any]:
+            cursor = await driver.execute(sql)
+            while cursor.nextset():
+                pass
+            return await cursor.fetchall()
+
+        try:
+            return await self._run_natively(run, REQUEST_STATEMENT_SECONDS)
+        except BrokenConnection:
+            # Reconnects once.
+            return await self._run(lambda _, cursor: fetch_last(cursor), sql, "", REQUEST_STATEMENT_SECONDS)
 
     async def write(self, work: Work[T], options: TransactionOptions) -> T:
         async with self._limit_writers(options.tenant, options.conversation):
@@ -241,9 +262,32 @@ class PostgresDatabase:
 
     async def write_unread(self, work: Work[T], options: TransactionOptions) -> T:
         """Sends all statements of `work` in one message, which PostgreSQL executes as one transaction."""
+        from psycopg.errors import DivisionByZero, IntegrityError
+
         async with self._limit_writers(options.tenant, options.conversation):
             await self._breaker.check(is_write=True)
-            return await self._spawn(self._run_unread, work, options)
+            entrance = self._build_entrance(options.tenant, True) if self._build_entrance is not None else ""
+            unread = UnreadConnection()
+            result = work(cast(Connection, unread))
+            position: int | None = None
+
+            async def run(driver: Any) -> None:
+                nonlocal position
+                try:
+                    await _execute_at_once(driver, options, entrance, unread.statements)
+                except (DivisionByZero, IntegrityError) as error:
+                    raise WriteConflict from error
+                if self.on_commit is not None:
+                    [position] = await (await driver.execute(_POSITION)).fetchone()
+
+            try:
+                await self._run_natively(run, options.statement_seconds)
+            except BrokenConnection as error:
+                raise WriteConflict from error
+            if self.on_commit is not None and position is not None:
+                self.on_commit(options.tenant, position)
+            self.notifications.announce_changes(take_changes(cast(Connection, unread)))
+            return result
 
     def _build_settings(self, tenant: str, statement_seconds: float, *, writes: bool) -> str:
         entrance = self._build_entrance(tenant, writes) if self._build_entrance is not None else ""
@@ -280,13 +324,18 @@ class PostgresDatabase:
     async def _spawn(self, run: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         from sqlalchemy.util import greenlet_spawn
 
+        with self._count_transaction():
+            return await greenlet_spawn(run, *args, **kwargs)
+
+    @contextmanager
+    def _count_transaction(self) -> Generator[None]:
         if self._is_closed:
             raise StoreUnavailable("The store is closed; open it again.")
         self._transactions += 1
         self._is_idle.clear()
         try:
             with map_database_errors():
-                return await greenlet_spawn(run, *args, **kwargs)
+                yield
         except StoreUnavailable as failure:
             self._breaker.trip(failure)
             self._report_connection_loss()
@@ -295,6 +344,33 @@ class PostgresDatabase:
             self._transactions -= 1
             if not self._transactions:
                 self._is_idle.set()
+
+    async def _run_natively(self, run: Callable[[Any], Awaitable[T]], statement_seconds: float) -> T:
+        """Runs a short transaction on the driver's connection.
+
+        SQLAlchemy would switch between greenlets at each wait, and check the connection out and in, which takes as long
+        as the statement. So a few of the pool's connections stay checked out between these transactions; all others
+        take them too. Raises `BrokenConnection` if the connection was broken before or is now.
+        """
+        from psycopg import OperationalError
+
+        with self._count_transaction():
+            connection, pool = self._take_parked() or await self._connect_natively()
+            driver = get_driver(connection)
+            driver.deadline_seconds = statement_seconds + _DEADLINE_MARGIN_SECONDS
+            try:
+                result = await run(driver)
+            except BaseException as error:
+                is_closed = driver.closed
+                await self._discard(connection, is_closed=is_closed)
+                if is_closed and isinstance(error, OperationalError):
+                    raise BrokenConnection from error
+                raise
+            if self._is_closed or self._waiting or pool is not self._engine.sync_engine.pool:
+                await self._discard(connection, is_closed=False)
+            else:
+                self._parked.append((connection, pool))
+            return result
 
     def _run_transaction(
         self,
@@ -316,30 +392,34 @@ class PostgresDatabase:
             self.notifications.announce_changes(take_changes(connection))
             return result
 
-    def _run_unread(self, work: Work[T], options: TransactionOptions) -> T:
-        from psycopg.errors import DivisionByZero, IntegrityError, OperationalError
-        from sqlalchemy.util import await_only
+    def _take_parked(self) -> tuple[Connection, Pool] | None:
+        """A connection that stayed checked out after its last transaction."""
+        return self._parked.pop() if self._parked else None
 
+    async def _connect_natively(self) -> tuple[Connection, Pool]:
+        from sqlalchemy.util import greenlet_spawn
+
+        return await greenlet_spawn(self._check_out)
+
+    def _check_out(self) -> tuple[Connection, Pool]:
+        """Checks a connection out, with its pool. While this waits for one, none is parked."""
         engine: Engine = self._engine.sync_engine
-        pool, connection = engine.pool, engine.connect()
-        driver = get_driver(connection)
-        driver.deadline_seconds = options.statement_seconds + _DEADLINE_MARGIN_SECONDS
-        entrance = self._build_entrance(options.tenant, True) if self._build_entrance is not None else ""
-        with self._use(connection, pool):
-            with collect_statements(connection, unread=True) as statements:
-                result = work(connection)
-            try:
-                await_only(_execute_at_once(driver, options, entrance, statements))
-            except (DivisionByZero, IntegrityError) as error:
-                raise WriteConflict from error
-            except OperationalError as error:
-                if not driver.closed:
-                    raise
-                raise WriteConflict from error
-            if self.on_commit is not None:
-                self.on_commit(options.tenant, fetch_last(execute_text(connection, _POSITION))[0][0])
-            self.notifications.announce_changes(take_changes(connection))
-            return result
+        self._waiting += 1
+        try:
+            return engine.connect(), engine.pool
+        finally:
+            self._waiting -= 1
+
+    async def _discard(self, connection: Connection, *, is_closed: bool) -> None:
+        """Returns a connection to the pool, or drops it if it is closed or its pool was replaced."""
+        from sqlalchemy.util import greenlet_spawn
+
+        def discard() -> None:
+            if is_closed or self._is_closed:
+                connection.invalidate()
+            connection.close()
+
+        await greenlet_spawn(discard)
 
     @contextmanager
     def _use(self, connection: Connection, pool: Pool) -> Generator[None]:
@@ -365,7 +445,7 @@ class PostgresDatabase:
         from psycopg import OperationalError
 
         engine: Engine = self._engine.sync_engine
-        pool, connection = engine.pool, engine.connect()
+        connection, pool = self._take_parked() or self._check_out()
         driver = get_driver(connection)
         try:
             return *_begin_on(connection, begin_sql, statement_seconds), pool
@@ -375,9 +455,16 @@ class PostgresDatabase:
             # The other idle connections are as old as this one. A concurrent transaction may have replaced them.
             if engine.pool is pool:
                 engine.dispose()
+                self._drop_parked()
         self._report_connection_loss()
-        pool = engine.pool
-        return *_begin_on(engine.connect(), begin_sql, statement_seconds), pool
+        connection, pool = self._check_out()
+        return *_begin_on(connection, begin_sql, statement_seconds), pool
+
+    def _drop_parked(self) -> None:
+        parked, self._parked = self._parked, []
+        for connection, _ in parked:
+            connection.invalidate()
+            connection.close()
 
     async def check_writable(self, *, max_age_seconds: float) -> None:
         await self._breaker.probe(max_age_seconds=max_age_seconds)
@@ -426,7 +513,9 @@ class PostgresDatabase:
     async def _notify(self, payloads: Sequence[str]) -> None:
         """Sends notifications in one statement, which is a transaction by itself: it needs no BEGIN and COMMIT."""
         await self._breaker.check(is_write=True)
-        await self._run(lambda connection, cursor: None, build_notify_sql(payloads), "", REQUEST_STATEMENT_SECONDS)
+        sql = build_notify_sql(payloads)
+        with suppress(BrokenConnection):
+            await self._run_natively(lambda driver: driver.execute(sql), REQUEST_STATEMENT_SECONDS)
 
     def on_connection_loss(self, callback: Callable[[], None]) -> None:
         self._loss_callbacks.append(callback)
@@ -437,7 +526,8 @@ class PostgresDatabase:
 
     def get_pool_stats(self) -> PoolStats:
         pool = self._engine.sync_engine.pool
-        return PoolStats(in_use=pool.checkedout(), idle=pool.checkedin())
+        parked = len(self._parked)
+        return PoolStats(in_use=pool.checkedout() - parked, idle=pool.checkedin() + parked)
 
     def get_replica_state(self) -> None:
         return None
@@ -453,6 +543,9 @@ class PostgresDatabase:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._is_idle.wait()
         await self._breaker.close()
+        from sqlalchemy.util import greenlet_spawn
+
+        await greenlet_spawn(self._drop_parked)
         await self._engine.dispose()
 
 

@@ -13,7 +13,8 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cache, lru_cache
-from typing import Any, NamedTuple, cast
+from types import SimpleNamespace
+from typing import Any, ClassVar, NamedTuple, cast
 
 from sqlalchemy import Connection
 from sqlalchemy.dialects import registry
@@ -49,8 +50,11 @@ def batch_statements(connection: Connection) -> Generator[None]:
     if connection.dialect.name == "sqlite" or _BATCH_KEY in connection.info:
         yield
         return
-    with collect_statements(connection) as statements:
+    statements = connection.info[_BATCH_KEY] = list[Statement]()
+    try:
         yield
+    finally:
+        del connection.info[_BATCH_KEY]
     if not statements:
         return
     from psycopg import AsyncRawCursor
@@ -62,21 +66,18 @@ def batch_statements(connection: Connection) -> Generator[None]:
 
 
 def is_unread(connection: Connection) -> bool:
-    """Whether all statements are executed later, without a transaction that could be read in."""
+    """Whether all statements are executed later, without a transaction that could be read in: few rows."""
     return _UNREAD_KEY in connection.info
 
 
-@contextmanager
-def collect_statements(connection: Connection, *, unread: bool = False) -> Generator[list[Statement]]:
-    """Collects the statements of the block; with `unread`, all of them, so that it cannot read."""
-    statements = connection.info[_BATCH_KEY] = list[Statement]()
-    if unread:
-        connection.info[_UNREAD_KEY] = True
-    try:
-        yield statements
-    finally:
-        del connection.info[_BATCH_KEY]
-        connection.info.pop(_UNREAD_KEY, None)
+class UnreadConnection:
+    """Takes the place of a connection in a write to PostgreSQL that cannot read: it collects the statements."""
+
+    dialect: ClassVar[Any] = SimpleNamespace(name="postgresql")
+
+    def __init__(self) -> None:
+        self.statements: list[Statement] = []
+        self.info: dict[str, Any] = {_BATCH_KEY: self.statements, _UNREAD_KEY: True}
 
 
 class CombinedStatement(NamedTuple):
@@ -164,7 +165,7 @@ def _fetch_postgres(
 
 def yield_to_event_loop(connection: Connection) -> None:
     """Lets other tasks run in the middle of a long transaction: on PostgreSQL, transactions run on the event loop."""
-    if connection.dialect.name == "sqlite":
+    if connection.dialect.name == "sqlite" or is_unread(connection):
         return
     from sqlalchemy.util import await_only
 
