@@ -14,6 +14,7 @@ from infra.builders import property_settings
 from quire.engine import Engine, EngineConfig, message_index
 from quire.engine.message_index import index_messages
 from quire.engine.search import MessageFilter, MessageHit, search_messages
+from quire.index import message_index as stored_index
 from quire.llm.embeddings import load_local_embedder
 from quire.log import ConversationOrigin
 from quire.model import Draft, Entry, Message, Pin
@@ -333,6 +334,27 @@ async def test_more_than_a_request_can_wait_for_is_indexed_in_the_background(
     await engine.wait_for_background()
     found = await search_messages(engine, "otter", limit=100)
     assert (len(found.messages), found.complete) == (100, True)
+
+
+@pytest.mark.every_database
+async def test_a_first_search_answers_in_time_and_later_ones_read_the_rest(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(stored_index, "MAX_CHANGES", 2)
+    writer = make_engine(store)
+    for number in range(5):
+        await store.create_conversation(f"c{number}")
+        await store.append(f"c{number}", Message.user(f"otter {number}"))
+    await index_messages(writer)
+    engine = make_engine(store)
+    counts: list[tuple[int, bool]] = []
+    while not counts or not counts[-1][1]:
+        found = await search_messages(engine, "otter", refresh_seconds=0)
+        counts.append((len(found.messages), found.complete))
+    assert counts == [(2, False), (4, False), (5, True)]
+    # Without a limit, the first one reads everything.
+    found = await search_messages(make_engine(store), "otter")
+    assert (len(found.messages), found.complete) == (5, True)
 
 
 async def test_what_is_appended_is_indexed_soon_without_a_search(store: SqlStore):

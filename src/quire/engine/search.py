@@ -5,6 +5,8 @@ on the branch that owns it. A few messages that are not indexed yet are indexed 
 background, and the result says that it may be incomplete.
 """
 
+import asyncio
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +17,7 @@ from quire.engine.context_gatherer import memory_namespace
 from quire.engine.embeddings import embed_query, search_passages
 from quire.engine.message_index import index_inline, schedule_indexing
 from quire.engine.state import EngineState
-from quire.index.types import SearchHit, memory_scope, vault_scope
+from quire.index.types import MAX_REVISION, MessageIndexRead, SearchHit, memory_scope, vault_scope
 from quire.log import Branch, ConversationRecord, MessageKey
 from quire.model import Entry, Role, Topic
 from quire.model.base import FrozenModel
@@ -32,6 +34,9 @@ MAX_RESULTS = 1_000
 """Maximum messages of one search."""
 MAX_REFRESH_READS = 100_000
 """Reads of changed segments in one search, in case others change as fast as it reads."""
+REQUEST_REFRESH_SECONDS = 8.0
+"""Time in which the search of a request reads changed segments. The first one of a process has millions of messages to
+read in a tenant of that size; it answers with what it has, and the next one goes on."""
 
 
 class MessageFilter(FrozenModel):
@@ -80,11 +85,13 @@ async def search_messages(
     min_score: float = 0.0,
     limit: int = 20,
     reader: SqlStore | None = None,
+    refresh_seconds: float | None = None,
 ) -> MessageSearchResult:
     """Searches the messages of all conversations that meet the conditions, or of one branch with what it shares.
 
     `newest` and `oldest` order the messages that match well enough by time. A message with a score below `min_score` is
-    no hit. `reader` is the store to search in, one that may lag; by default the engine's.
+    no hit. `reader` is the store to search in, one that may lag; by default the engine's. After `refresh_seconds` of
+    reading what changed since the last search, the messages read so far are searched, and the result is not complete.
     """
     from quire.search.languages import detect_language
     from quire.search.passages import make_excerpt
@@ -106,7 +113,7 @@ async def search_messages(
     vector = await embed_query(engine.embedder, parsed.text, subject=parsed.subject)
     hits, is_current = await _search_catalog(
         engine, reader, parsed, vector, where=where, conversations=ids, branch=branch, order=order,
-        min_score=min_score, limit=min(limit, MAX_RESULTS),
+        min_score=min_score, limit=min(limit, MAX_RESULTS), refresh_seconds=refresh_seconds,
     )  # fmt: skip
     keys = [MessageKey(hit.conversation, hit.branch, hit.seq) for hit in hits]
     entries, records = await reader.message_index.read_messages(keys)
@@ -169,8 +176,9 @@ async def _search_catalog(
     order: "SearchOrder",
     min_score: float,
     limit: int,
+    refresh_seconds: float | None,
 ) -> tuple[list["CatalogHit"], bool]:
-    """The hits, and whether the index had the current format and all vectors."""
+    """The hits, and whether all of the index was searched, had the current format and all vectors."""
     from quire.search.catalog import RowFilter
     from quire.search.query import MAX_QUERY_WORDS
 
@@ -178,10 +186,13 @@ async def _search_catalog(
     rows = RowFilter(conversations, where.role, where.person, where.since, where.until, ranges)
     embedder = engine.embedder.name if engine.embedder is not None else None
     lock, catalog = engine.runtime.catalogs.get(engine.store.tenant, embedder)
+    # The wait for another search counts: it reads the same.
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + refresh_seconds if refresh_seconds is not None else math.inf
     async with lock:
-        postings, is_current = await _refresh(
-            reader, catalog, [term for word in query.words[:MAX_QUERY_WORDS] for term in word.terms]
-        )
+        terms = [term for word in query.words[:MAX_QUERY_WORDS] for term in word.terms]
+        read = await _refresh(reader, catalog, terms, ends_at=ends_at)
+        postings, is_current = read.postings, read.is_current_format
         hits = await run_in_worker(
             catalog.search, query, postings, vector=vector, where=rows, order=order, min_score=min_score, limit=limit
         )
@@ -193,14 +204,14 @@ async def _search_catalog(
         await engine.store.message_index.mark_unembedded(embedder)
     if not is_current or not is_embedded:
         schedule_indexing(engine)
-    return hits, is_current and is_embedded
+    return hits, is_current and is_embedded and read.is_latest
 
 
 async def _refresh(
-    reader: SqlStore, catalog: "MessageCatalog", terms: Sequence[str]
-) -> tuple[Mapping[str, Sequence[tuple[int, bytes]]], bool]:
-    """Adds the segments that changed since the last search; returns the postings of the terms, and whether the index
-    has the current format."""
+    reader: SqlStore, catalog: "MessageCatalog", terms: Sequence[str], *, ends_at: float
+) -> MessageIndexRead:
+    """Adds the segments that changed since the last search, up to a time of the event loop; returns the last read, with
+    the postings of the terms."""
     from quire.search.catalog import SegmentChange
 
     for _ in range(MAX_REFRESH_READS):
@@ -213,5 +224,8 @@ async def _refresh(
         if changes or read.revision != catalog.revision:
             await run_in_worker(catalog.apply, changes, revision=read.revision)
         if read.is_latest:
-            return read.postings, read.is_current_format
-    return {}, False
+            return read
+        if asyncio.get_running_loop().time() >= ends_at:
+            break
+    read = await reader.message_index.read_changes(terms, after_revision=MAX_REVISION)
+    return read._replace(is_latest=False)

@@ -158,6 +158,10 @@ class SegmentColumns(NamedTuple):
     columns: bytes
 
 
+MAX_REVISION = 2**62
+"""After this revision nothing has changed: a read after it has postings alone."""
+
+
 class MessageIndexRead(NamedTuple):
     """What a search reads: the segments that changed since a revision, and the postings of terms."""
 

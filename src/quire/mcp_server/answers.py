@@ -68,7 +68,7 @@ class HistoryHit(BaseModel):
 class SearchAnswer(ToolAnswer):
     hits: list[HistoryHit]
     omitted: int | None = Field(default=None, description="Further hits that exceed the size of an answer.")
-    complete: bool = Field(description="False while messages are still being indexed; retry later.")
+    complete: bool = Field(description="False while messages are still being indexed or loaded; retry later.")
     hint: str | None = None
 
     def render(self) -> str:

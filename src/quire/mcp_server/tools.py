@@ -6,7 +6,7 @@ from typing import assert_never
 from quire.concurrency.worker_threads import measure_entries, run_in_worker, run_sized
 from quire.engine import Conversation
 from quire.engine.memory_writer import write_cited_memory
-from quire.engine.search import MessageFilter, search_memories, search_messages
+from quire.engine.search import REQUEST_REFRESH_SECONDS, MessageFilter, search_memories, search_messages
 from quire.errors import EntryNotFound, InsufficientScope, InvalidRequest, MemoryNotFound, RequestNotFound
 from quire.ledger.cache_history import load_cache_report
 from quire.log.types import Branch, Citation, ConversationOrigin, Memory
@@ -175,7 +175,9 @@ async def search_history(access: HistoryAccess, call: HistorySearchCall) -> Tool
         since=to_micros(call.since) if call.since is not None else None,
         until=to_micros(call.until, is_end=True) if call.until is not None else None,
     )
-    results = await search_messages(access.engine, call.query, where=where, limit=call.limit)
+    results = await search_messages(
+        access.engine, call.query, where=where, limit=call.limit, refresh_seconds=REQUEST_REFRESH_SECONDS
+    )
     titled = await access.load_titles(*{each.conversation.id: each.conversation for each in results.messages}.values())
     titles = {each.id: each.title for each in titled}
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.errors import UnreadableSegment
-from quire.search.index import number_sessions
+from quire.search.index import starts_session
 from quire.search.message_features import FRACTION_SCALE
 from quire.search.passages import MAX_RANKED_PASSAGES
 from quire.search.postings import (
@@ -36,6 +36,7 @@ from quire.search.segment_codec import decode_columns
 from quire.search.segments import ERASED_ROLE, ROLES, FeatureColumns, IntArray, MessageColumns
 from quire.search.vectors import (
     FloatArray,
+    PackedArray,
     compute_similarities,
     count_differing_bits,
     make_sketches,
@@ -141,6 +142,7 @@ class MessageCatalog:
 
     def apply(self, changes: Sequence[SegmentChange], *, revision: int) -> None:
         """Adds segments, or replaces them by their current columns."""
+        added: dict[int, tuple[SegmentChange, MessageColumns]] = {}
         for change in changes:
             place = self._places.pop(change.number, None)
             self._unembedded.discard(change.number)
@@ -157,7 +159,9 @@ class MessageCatalog:
             with suppress(UnreadableSegment):
                 columns = decode_columns(change.columns)
                 if len(columns):
-                    self._add(change, columns)
+                    added[change.number] = change, columns
+        if added:
+            self._add(list(added.values()))
         self.revision = revision
         if self._dead > _MIN_CAPACITY and self._dead > MAX_DEAD_SHARE * self._size:
             start = 0
@@ -263,57 +267,76 @@ class MessageCatalog:
     def _column(self, name: str) -> NDArray[Any]:
         return self._columns[name][: self._size]
 
-    def _add(self, change: SegmentChange, columns: MessageColumns) -> None:
-        count, start = len(columns), self._size
-        self._live += int((columns.roles != ERASED_ROLE).sum())
-        has_vectors = columns.packed_vectors is not None and columns.embedder == self.embedder
-        if has_vectors and not self.dimensions:
-            # The rows so far have no vectors: they get zeros.
-            self.dimensions = columns.dimensions
-            for name in ("vector", "sketch"):
-                dtype, shape = self._layout()[name]
-                self._columns[name] = np.zeros((len(self._columns["at"]), *shape), dtype)
-            self._columns["vector"][:] = pack_zeros(1, self.dimensions)
-        has_vectors = has_vectors and columns.dimensions == self.dimensions
-        if not has_vectors:
-            self._unembedded.add(change.number)
-        packed = columns.packed_vectors if has_vectors else None
-        packed = pack_zeros(count, self.dimensions) if packed is None else packed
-        size = start + count
+    def _add(self, added: Sequence[tuple[SegmentChange, MessageColumns]]) -> None:
+        """Writes segments behind the last row, all at once: a tenant's first search adds them by the thousand."""
+        numbers = np.array([change.number for change, _ in added], dtype=np.int64)
+        counts = np.array([len(columns) for _, columns in added], dtype=np.int64)
+        ends = self._size + np.cumsum(counts)
+        starts, first, size = ends - counts, self._size, int(ends[-1])
+        vectors: list[PackedArray | None] = []
+        for change, columns in added:
+            has_vectors = columns.packed_vectors is not None and columns.embedder == self.embedder
+            if has_vectors and not self.dimensions:
+                # The rows so far have no vectors: they get zeros.
+                self.dimensions = columns.dimensions
+                for name in ("vector", "sketch"):
+                    dtype, shape = self._layout()[name]
+                    self._columns[name] = np.zeros((len(self._columns["at"]), *shape), dtype)
+                self._columns["vector"][:] = pack_zeros(1, self.dimensions)
+            has_vectors = has_vectors and columns.dimensions == self.dimensions
+            if not has_vectors:
+                self._unembedded.add(change.number)
+            vectors.append(columns.packed_vectors if has_vectors else None)
         if size > len(self._columns["at"]):
-            self._resize(np.arange(start), max(_MIN_CAPACITY, size + size // 4))
+            self._resize(slice(first), max(_MIN_CAPACITY, size + size // 4))
         self._size = size
-        name_ids = np.array(
-            [-1, *(self._names.setdefault(each, len(self._names)) for each in columns.speaker_names)], dtype=np.int32
+        packed = np.concatenate(
+            [
+                pack_zeros(len(columns), self.dimensions) if each is None else each
+                for each, (_, columns) in zip(vectors, added, strict=True)
+            ]
         )
+        speakers: list[IntArray] = []
+        for _, columns in added:
+            name_ids = [-1, *(self._names.setdefault(each, len(self._names)) for each in columns.speaker_names)]
+            speakers.append(np.array(name_ids, dtype=np.int32)[columns.speaker_ids])
+        at, seq, roles, first_person = (
+            np.concatenate([getattr(columns, name) for _, columns in added])
+            for name in ("at", "seq", "roles", "first_person")
+        )
+        self._live += int((roles != ERASED_ROLE).sum())
         # The first session of a segment may continue one of the segment before, or of the branch that this one forks.
-        session_ids = number_sessions(columns.at)
-        opening_seqs = np.where(session_ids == 0, 1, columns.seq[np.searchsorted(session_ids, session_ids)])
+        is_segment_start = np.zeros(len(at), dtype=np.bool_)
+        is_segment_start[starts - first] = True
+        is_opening = is_segment_start | starts_session(at)
+        openings = np.maximum.accumulate(np.where(is_opening, np.arange(len(at)), 0))
+        opening_seqs = np.where(is_segment_start, 1, seq)[openings]
         values = {
-            "at": columns.at,
-            "seq": columns.seq,
-            "segment": change.number,
-            "speaker": name_ids[columns.speaker_ids],
-            "role": columns.roles,
-            "place": np.minimum(columns.seq - opening_seqs, MAX_SESSION_PLACE),
-            "first_person": columns.first_person,
+            "at": at,
+            "seq": seq,
+            "segment": np.repeat(numbers, counts),
+            "speaker": np.concatenate(speakers),
+            "role": roles,
+            "place": np.minimum(seq - opening_seqs, MAX_SESSION_PLACE),
+            "first_person": first_person,
             "vector": packed,
             "sketch": make_sketches(packed) if self.dimensions else 0,
         }
         for name, value in values.items():
-            self._columns[name][start:size] = value
-        if change.number >= len(self._starts):
-            grown = max(64, 2 * change.number)
+            self._columns[name][first:size] = value
+        if (highest := int(numbers.max())) >= len(self._starts):
+            grown = max(64, 2 * highest)
             self._starts = np.concatenate([self._starts, np.full(grown - len(self._starts), -1, dtype=np.int64)])
             self._counts = np.concatenate([self._counts, np.zeros(grown - len(self._counts), dtype=np.int64)])
-        self._starts[change.number], self._counts[change.number] = start, count
-        self._places[change.number] = _Place(start, size)
-        self._owners[change.number] = (change.conversation, change.branch)
+        self._starts[numbers], self._counts[numbers] = starts, counts
+        for (change, _), start, end in zip(added, starts.tolist(), ends.tolist(), strict=True):
+            self._places[change.number] = _Place(start, end)
+            self._owners[change.number] = (change.conversation, change.branch)
 
-    def _resize(self, rows: IntArray, capacity: int) -> None:
+    def _resize(self, rows: IntArray | slice, capacity: int) -> None:
         for name, array in self._columns.items():
-            resized = np.zeros((capacity, *array.shape[1:]), array.dtype)
-            resized[: len(rows)] = array[rows]
+            kept, resized = array[rows], np.zeros((capacity, *array.shape[1:]), array.dtype)
+            resized[: len(kept)] = kept
             self._columns[name] = resized
 
     def _select(self, where: RowFilter) -> BoolArray:

@@ -301,7 +301,12 @@ def _append_run(runs: Sequence[PostingRun], added: MergedPostings, *, first_pass
 
 def number_sessions(at: IntArray) -> IntArray:
     """The session of each message, from 0, by the time between messages."""
-    return np.cumsum((np.diff(at, prepend=at[:1]) > SESSION_GAP_MICROS).astype(np.int64))
+    return np.cumsum(starts_session(at).astype(np.int64))
+
+
+def starts_session(at: IntArray) -> BoolArray:
+    """Whether so much time has passed since the message before that this one opens a session."""
+    return np.diff(at, prepend=at[:1]) > SESSION_GAP_MICROS
 
 
 def _concatenate(columns: Sequence[IntArray]) -> IntArray:

@@ -5,7 +5,13 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Query
 from pydantic import Field
 
-from quire.engine.search import MessageFilter, search_documents, search_memories, search_messages
+from quire.engine.search import (
+    REQUEST_REFRESH_SECONDS,
+    MessageFilter,
+    search_documents,
+    search_memories,
+    search_messages,
+)
 from quire.index.types import SearchHit
 from quire.model import Role
 from quire.schemas import JsonModel
@@ -50,7 +56,7 @@ class SearchResultsSchema(JsonModel):
     messages: list[MessageHitSchema]
     documents: list[DocumentHitSchema]
     memories: list[MemoryHitSchema]
-    complete: bool = Field(description="False while some messages are still being indexed; retry later.")
+    complete: bool = Field(description="False while some messages are still being indexed or loaded; retry later.")
 
 
 FilterValue = Annotated[str | None, Query(min_length=1, max_length=MAX_FILTER_CHARS)]
@@ -110,7 +116,14 @@ async def search(
     for each in where.conversations or ():
         await engine.store.get_conversation(each)
     results = await search_messages(
-        engine, query, where=where, order=order, min_score=min_score, limit=limit, reader=engine.store.lagging()
+        engine,
+        query,
+        where=where,
+        order=order,
+        min_score=min_score,
+        limit=limit,
+        reader=engine.store.lagging(),
+        refresh_seconds=REQUEST_REFRESH_SECONDS,
     )
     documents = await search_documents(engine, query, limit=limit)
     memories = await search_memories(engine, query, limit=limit)
