@@ -410,5 +410,5 @@ def test_an_edit_says_what_it_does_and_when(moment: Any, rewritten: int, expecte
         drops=[3], restores=[], quotes=[], compaction=None, moment=moment, cold_in_seconds=214, removed_tokens=4_010,
         added_tokens=0, prompt_tokens=40_500, rewritten_tokens=rewritten, cost_usd=0.25, unedited_cost_usd=0.02,
     )  # fmt: skip
-    change = "The agent's next request: 4,010 tokens go; about 40,500 before your message."
+    change = "Next request: −4,010 tokens, about 40,500 in all before your message."
     assert list(format_waiting_edits(waiting)) == [change, expected]

@@ -10,8 +10,10 @@ from gateway_fixtures import GatewayHarness, run_gateway
 
 from infra.scripted_provider import ProviderRequest, ScriptedProvider, ScriptedReply, play, run_scripted_provider
 from proxy.client_lists import Item, make_answer, make_calls, make_question, make_results
+from quire.cli.run_host import describe_losses
 from quire.model import Compaction, ContextEpoch, Entry
 from quire.proxy.edited_requests import ListEditor
+from quire.rows.boilerplate import SUMMARY_PROMPTS
 from quire.store import SqlStore
 
 PATHS = {"messages": "/v1/messages", "responses": "/v1/responses", "chat": "/v1/chat/completions"}
@@ -285,6 +287,31 @@ async def test_a_reminder_behind_the_request_for_a_summary_does_not_hide_the_com
         [conversation] = await store.list_conversations()
         answer = await harness.http.delete(f"/api/conversations/{conversation.id}/compaction")
         assert answer.status_code == 200, answer.text
+
+
+async def test_the_end_of_a_run_does_not_list_facts_that_an_undo_brought_back(store: SqlStore):
+    fact = "The relay listens on port 7421, because 7420 is taken by the old gateway."
+    async with run_agent_gateway(store, "messages") as (harness, provider):
+        items: list[Item] = []
+        for text in (fact, *(f"Part {number}: " + "tide " * 300 for number in range(4))):
+            items += make_question("messages", text)
+            await send_as_agent(harness, items)
+            items += make_answer("messages", "Noted.", "")
+        provider.script = play(ScriptedReply(SUMMARY), ScriptedReply("Noted."))
+        await send_as_agent(harness, [*items, *make_question("messages", f"{SUMMARY_PROMPTS[0]} Be brief.")])
+        opening = "This session is being continued from a previous conversation that ran out of context."
+        compacted = make_question("messages", f"{opening}\nSummary:\n{SUMMARY}")
+        compacted += make_question("messages", "<command-name>/compact</command-name> Go on.")
+        await send_as_agent(harness, compacted)
+        [conversation] = await store.list_conversations()
+        [note] = await describe_losses(store, conversation, since=0)
+        assert "  #1 The relay listens on port 7421" in note
+        answer = await harness.http.delete(f"/api/conversations/{conversation.id}/compaction")
+        assert answer.status_code == 200, answer.text
+        compacted += [*make_answer("messages", "Noted.", ""), *make_question("messages", "Which port?")]
+        await send_as_agent(harness, compacted)
+        assert fact in provider.requests[-1].raw.decode()
+        assert await describe_losses(store, conversation, since=0) == []
 
 
 @pytest.mark.parametrize("manual", [True, False])

@@ -157,12 +157,10 @@ def format_waiting_edits(waiting: "EditEffectSchema | None") -> "Iterable[str]":
     if waiting is None:
         return
     changes = [
-        f"{count:,} tokens {verb}"
-        for count, verb in ((waiting.removed_tokens, "go"), (waiting.added_tokens, "come"))
-        if count
+        f"{sign}{count:,}" for count, sign in ((waiting.added_tokens, "+"), (waiting.removed_tokens, "−")) if count
     ]
     if changes:
-        yield f"The agent's next request: {', '.join(changes)}; about {waiting.prompt_tokens:,} before your message."
+        yield f"Next request: {' '.join(changes)} tokens, about {waiting.prompt_tokens:,} in all before your message."
     written = ""
     if waiting.rewritten_tokens:
         written = f"{pluralize(waiting.rewritten_tokens, 'token')} written to the prompt cache again"

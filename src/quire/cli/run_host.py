@@ -53,8 +53,10 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from quire.engine.client_compactions import ClientCompaction
+    from quire.log import ConversationRecord
     from quire.server.state import ServerState
     from quire.settings import Settings
+    from quire.store import SqlStore
 
 GRACE_SECONDS = 5.0
 """Graceful shutdown of a run: time for replies that are still recorded."""
@@ -306,8 +308,6 @@ async def _describe_result(
 
     Conversations of sub-agents and side calls do not count.
     """
-    from quire.engine.client_compactions import find_client_compactions
-
     newest = None
     for name in reversed(conversations):
         # A request that failed may have created none.
@@ -321,9 +321,18 @@ async def _describe_result(
         return [f"Quire recorded no reply in this run. Upstreams: {', '.join(upstreams) or settings.base_url}"]
     title = to_one_line(newest.title, MAX_TITLE_CHARS)
     commands = f"  `quire conversation show {newest.id}`, or `quire serve --open`"
-    compactions = await find_client_compactions(state.store, newest, since=since)
-    lost = [format_lost_facts(each) for each in compactions if each.lost.total]
-    return [f"Quire recorded “{title}”\n{commands}", *lost]
+    return [f"Quire recorded “{title}”\n{commands}", *await describe_losses(state.store, newest, since=since)]
+
+
+async def describe_losses(store: "SqlStore", conversation: "ConversationRecord", *, since: int) -> list[str]:
+    """What the compactions of an agent's session lost, except for what an undo has brought back."""
+    from quire.engine.client_compactions import find_client_compactions
+
+    epochs = [branch.state.epoch for branch in await store.list_branches(conversation.id)]
+    spans = [each.summary.restored for each in epochs if each is not None and each.summary is not None]
+    restored = {seq for span in spans if span is not None for seq in range(span.first, span.last + 1)}
+    compactions = await find_client_compactions(store, conversation, since=since)
+    return [format_lost_facts(each) for each in compactions if {fact.seq for fact in each.lost.facts} - restored]
 
 
 def format_lost_facts(compaction: "ClientCompaction") -> str:

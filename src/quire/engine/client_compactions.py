@@ -137,9 +137,12 @@ async def _read_request(store: SqlStore, reply: Entry) -> tuple[list[Entry], Man
         manifest = await store.get_manifest(reply.conversation, reply.seq, branch=reply.branch)
     except EntryNotFound:
         manifest = None
-    spans = [row.span.first for row in manifest.included if row.span and row.kind == "message"] if manifest else []
+    # A list of a summary alone has no stored message.
+    spans = [row.span.first for row in manifest.included if row.span and row.kind == "message"] if manifest else [1]
+    if not spans:
+        return [], manifest
     entries = await store.read_range(
-        reply.conversation, branch=reply.branch, first=min(spans, default=1), last=reply.seq - 1, kinds=["message"]
+        reply.conversation, branch=reply.branch, first=min(spans), last=reply.seq - 1, kinds=["message"]
     )
     return entries, manifest
 
