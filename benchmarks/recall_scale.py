@@ -113,7 +113,7 @@ async def measure_recall(report: Report, backend: str, url: str, bare: Callable[
         report.require_at_most(f"prepare_over_scan_{backend}_{size}", statistics.median(scan_ratios), SCAN_GOAL_RATIO)
         segments = await store.message_index.read_segments("c", await store.message_index.list_segments("c"))
         stored = sum(len(blob) for data in segments for blob in data) / size
-        memory = sum(cached.nbytes for cached in engine.runtime.recall_indexes.values()) / size
+        memory = sum(cached.nbytes for cached in engine.runtime.indexes.recall_indexes.values()) / size
         hits = f"{found}/{len(questions)}"
         scanned = statistics.median(scan_ratios)
         times = (median, statistics.median(cpu), statistics.median(ratios), scanned, cold, indexing)

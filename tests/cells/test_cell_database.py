@@ -9,6 +9,7 @@ import pytest
 from infra.builders import make_turn
 from infra.cells import Cells
 from quire.db.cells import FREEZE_WAIT_SECONDS
+from quire.db.database import TenantFilter
 from quire.errors import ConversationNotFound, InvalidConfiguration, TenantMoving
 from quire.model import Message
 from quire.model.ids import new_id
@@ -150,6 +151,23 @@ async def test_what_concerns_all_tenants_is_read_in_every_cell(store: SqlStore):
     heads = await store.all_tenants.list_branch_heads([("harbour", "talk"), ("tides", "talk")])
     assert heads == {("harbour", "talk"): {0: 1}, ("tides", "talk"): {0: 1}}
     await store.check()
+
+
+async def test_a_lost_connection_concerns_the_tenants_of_its_cell(store: SqlStore, cells: Cells):
+    tenants = ("default", "harbour", "tides")
+    for tenant in tenants:
+        await fill(store.for_tenant(tenant))
+    losses: list[TenantFilter] = []
+    store.on_connection_loss(losses.append)
+    cells.fetch(
+        "b",
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'quire_app' "
+        "AND datname = current_database()",
+    )
+    for tenant in tenants:
+        assert (await store.for_tenant(tenant).get_branch("talk")).head_seq == 1
+    assert losses
+    assert all([each(tenant) for tenant in tenants] == [False, True, False] for each in losses)
 
 
 async def test_a_turn_is_recorded_in_its_cell_and_after_a_move_in_the_next(store: SqlStore, cells: Cells):

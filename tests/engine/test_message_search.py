@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.builders import property_settings
-from quire.engine import Engine, EngineConfig, message_index
+from quire.engine import Engine, EngineConfig, message_index, runtime
 from quire.engine.message_index import index_messages
 from quire.engine.search import MessageFilter, MessageHit, search_messages
+from quire.engine.tenants import TenantEngines
 from quire.index import message_index as stored_index
 from quire.llm.embeddings import load_local_embedder
 from quire.log import ConversationOrigin
@@ -355,6 +356,26 @@ async def test_a_first_search_answers_in_time_and_later_ones_read_the_rest(
     # Without a limit, the first one reads everything.
     found = await search_messages(make_engine(store), "otter")
     assert (len(found.messages), found.complete) == (5, True)
+
+
+async def test_the_catalogs_of_all_tenants_share_one_bound(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
+    engines = TenantEngines(store, Settings(model="gpt-4o"))
+
+    async def search(tenant: str) -> int:
+        engine = engines(tenant)
+        await engine.store.create_conversation(f"c {tenant}")
+        await engine.store.append(f"c {tenant}", Message.user("an otter"))
+        assert len((await search_messages(engine, "otter")).messages) == 1
+        _, catalog = engine.runtime.indexes.catalogs.get(tenant, None)
+        return catalog.nbytes
+
+    size = await search("first")
+    monkeypatch.setattr(runtime, "MAX_CATALOG_BYTES", 3 * size)
+    for tenant in ("second", "third", "fourth", "fifth"):
+        await search(tenant)
+    catalogs = engines("first").runtime.indexes.catalogs
+    sizes = {tenant: catalogs.get(tenant, None)[1].nbytes for tenant in ("third", "fourth", "fifth", "second", "first")}
+    assert [tenant for tenant, found in sizes.items() if found] == ["third", "fourth", "fifth"]
 
 
 async def test_what_is_appended_is_indexed_soon_without_a_search(store: SqlStore):

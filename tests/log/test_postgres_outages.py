@@ -204,7 +204,7 @@ async def test_reset_connections_are_replaced_and_reported(cluster: Cluster):
         url = f"postgresql://quire_app@127.0.0.1:{proxy.port}/quire"
         losses: list[str] = []
         async with SqlStore.open(url, tenant="proxied") as store:
-            store.on_connection_loss(lambda: losses.append("lost"))
+            store.on_connection_loss(lambda _: losses.append("lost"))
             await store.create_conversation("cold")
             proxy.reset_connections()
             assert len(await append(store)) == 1

@@ -27,8 +27,8 @@ from quire.search.ranker import (
     WEIGHTS,
     RankedMessage,
     Signals,
-    compute_feedback_signals,
     compute_budget_signals,
+    compute_feedback_signals,
     find_terms,
     rank_messages,
 )

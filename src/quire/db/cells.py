@@ -12,6 +12,7 @@ cache are searched for in the other cells, whose rows say which tenants they hav
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from cachetools import LRUCache
@@ -19,7 +20,7 @@ from sqlalchemy import URL, bindparam, select
 from sqlalchemy.sql import ClauseElement
 
 from quire.db import migrate
-from quire.db.database import Database, PoolStats, T, TransactionOptions, Work
+from quire.db.database import Database, LossCallback, PoolStats, T, TransactionOptions, Work
 from quire.db.database_url import parse_database_url
 from quire.db.notifications import NotificationListener, Notifications
 from quire.db.postgres import PostgresDatabase
@@ -232,9 +233,13 @@ class CellDatabase:
     def list_lost_cells(self) -> list[str]:
         return [name for name, database in self._databases.items() if database.is_lost]
 
-    def on_connection_loss(self, callback: Callable[[], None]) -> None:
-        for database in self._databases.values():
-            database.on_connection_loss(callback)
+    def on_connection_loss(self, callback: LossCallback) -> None:
+        for name, database in self._databases.items():
+            database.on_connection_loss(lambda _, name=name: callback(partial(self._may_live_in, name)))
+
+    def _may_live_in(self, cell: str, tenant: str) -> bool:
+        location = self._locations.get(split_space(tenant)[0])
+        return location is None or location.cell == cell
 
     def get_pool_stats(self) -> PoolStats:
         stats = [each.get_pool_stats() for each in self._databases.values()]

@@ -85,6 +85,15 @@ class TransactionOptions(NamedTuple):
     """The cell to read or write what concerns no tenant or all of them; None for the cell of the tenant."""
 
 
+TenantFilter = Callable[[str], bool]
+LossCallback = Callable[[TenantFilter], object]
+"""Called after a connection broke, with a test for the tenants that it served."""
+
+
+def every_tenant(_tenant: str) -> bool:
+    return True
+
+
 class Database(Protocol):
     @property
     def cells(self) -> tuple[str, ...]:
@@ -133,7 +142,7 @@ class Database(Protocol):
         """Names of the cells that are known to be unavailable."""
         ...
 
-    def on_connection_loss(self, callback: Callable[[], None]) -> None:
+    def on_connection_loss(self, callback: LossCallback) -> None:
         """Calls back when a connection broke. The database may then be another one, or in an earlier state."""
         ...
 
@@ -237,7 +246,7 @@ class ObservedDatabase:
     def list_lost_cells(self) -> list[str]:
         return self._database.list_lost_cells()
 
-    def on_connection_loss(self, callback: Callable[[], None]) -> None:
+    def on_connection_loss(self, callback: LossCallback) -> None:
         self._database.on_connection_loss(callback)
 
     def get_pool_stats(self) -> PoolStats:

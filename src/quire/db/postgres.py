@@ -20,11 +20,13 @@ from quire.db import migrate
 from quire.db.column_types import set_encrypts
 from quire.db.database import (
     REQUEST_STATEMENT_SECONDS,
+    LossCallback,
     PoolStats,
     T,
     TransactionOptions,
     Work,
     WriteConflict,
+    every_tenant,
     map_database_errors,
 )
 from quire.db.notifications import Notifications, PostgresTransport, build_notify_sql, take_changes
@@ -158,7 +160,7 @@ class PostgresDatabase:
         self._is_idle.set()
         self._breaker = CircuitBreaker(self._probe)
         self._writers: WeakValueDictionary[tuple[str, str], asyncio.Semaphore] = WeakValueDictionary()
-        self._loss_callbacks: list[Callable[[], None]] = []
+        self._loss_callbacks: list[LossCallback] = []
         self._parked: list[tuple[Connection, Pool]] = []
         """Connections that stay checked out between short transactions, the last one used at the end."""
         self._waiting = 0
@@ -364,6 +366,7 @@ class PostgresDatabase:
                 is_closed = driver.closed
                 await self._discard(connection, is_closed=is_closed)
                 if is_closed and isinstance(error, OperationalError):
+                    self._report_connection_loss()
                     raise BrokenConnection from error
                 raise
             if self._is_closed or self._waiting or pool is not self._engine.sync_engine.pool:
@@ -517,12 +520,12 @@ class PostgresDatabase:
         with suppress(BrokenConnection):
             await self._run_natively(lambda driver: driver.execute(sql), REQUEST_STATEMENT_SECONDS)
 
-    def on_connection_loss(self, callback: Callable[[], None]) -> None:
+    def on_connection_loss(self, callback: LossCallback) -> None:
         self._loss_callbacks.append(callback)
 
     def _report_connection_loss(self) -> None:
         for callback in self._loss_callbacks:
-            callback()
+            callback(every_tenant)
 
     def get_pool_stats(self) -> PoolStats:
         pool = self._engine.sync_engine.pool

@@ -12,14 +12,14 @@ may be behind what the first one saw.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from cachetools import LRUCache
 from sqlalchemy import text
 from sqlalchemy.sql import ClauseElement
 
-from quire.db.database import PoolStats, ReplicaState, T, TransactionOptions, Work
+from quire.db.database import LossCallback, PoolStats, ReplicaState, T, TenantFilter, TransactionOptions, Work
 from quire.db.notifications import RESUMED, Notification, topic_of
 from quire.db.postgres import PostgresDatabase
 from quire.db.raw_sql import fetch
@@ -158,7 +158,7 @@ class ReplicaDatabase:
     def _mark_unreachable(self) -> None:
         self._state = self._state._replace(status="unreachable", lag_seconds=None)
 
-    def _forget_replayed(self) -> None:
+    def _forget_replayed(self, _: TenantFilter) -> None:
         self._replayed = 0
 
     def _record_commit(self, tenant: str, position: int) -> None:
@@ -197,7 +197,7 @@ class ReplicaDatabase:
     def list_lost_cells(self) -> list[str]:
         return []
 
-    def on_connection_loss(self, callback: Callable[[], None]) -> None:
+    def on_connection_loss(self, callback: LossCallback) -> None:
         self._primary.on_connection_loss(callback)
 
     def get_pool_stats(self) -> PoolStats:

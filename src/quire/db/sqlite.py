@@ -4,7 +4,7 @@ import asyncio
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from quire.db.column_types import set_encrypts
 from quire.db.database import (
     INLINE_READ_FLAG,
     InlineReadTooLong,
+    LossCallback,
     PoolStats,
     T,
     TransactionOptions,
@@ -146,7 +147,7 @@ class SqliteDatabase:
     def list_lost_cells(self) -> list[str]:
         return []
 
-    def on_connection_loss(self, callback: Callable[[], None]) -> None:
+    def on_connection_loss(self, callback: LossCallback) -> None:
         """Does nothing: there is no connection to lose."""
 
     def get_pool_stats(self) -> PoolStats:

@@ -58,7 +58,7 @@ class RecallIndexCache:
     """
 
     def __init__(self, engine: EngineState) -> None:
-        self._engine, self._cache = engine, engine.runtime.recall_indexes
+        self._engine, self._cache = engine, engine.runtime.indexes.recall_indexes
 
     async def load(self, branch: Branch, *, upto: int) -> "RecallIndex":
         """The index of a branch, which has the entries up to `upto` unless too many are not indexed yet."""

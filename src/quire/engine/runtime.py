@@ -14,6 +14,7 @@ from cachetools import LRUCache, TTLCache
 
 from quire.concurrency.worker_threads import run_sized
 from quire.context.selection import Selector
+from quire.db.database import TenantFilter
 from quire.engine.background_jobs import BackgroundJobs, InProcessJobs
 from quire.engine.reported_windows import ReportedWindows
 from quire.errors import BlobNotFound
@@ -88,6 +89,8 @@ class CatalogCache:
 
     def __init__(self) -> None:
         self._catalogs: OrderedDict[tuple[str, str | None], tuple[asyncio.Lock, MessageCatalog]] = OrderedDict()
+        self._sizes: dict[tuple[str, str | None], int] = {}
+        self._total = 0
 
     def get(self, tenant: str, embedder: str | None) -> "tuple[asyncio.Lock, MessageCatalog]":
         """The catalog of a tenant, empty at first, and its lock."""
@@ -99,20 +102,47 @@ class CatalogCache:
         self._catalogs.move_to_end(key)
         return self._catalogs[key]
 
-    def clear(self) -> None:
-        self._catalogs.clear()
+    def clear(self, is_affected: TenantFilter) -> None:
+        for key in [each for each in self._catalogs if is_affected(each[0])]:
+            del self._catalogs[key]
+            self._total -= self._sizes.pop(key, 0)
 
-    def evict(self) -> None:
-        """Drops the least recently used catalogs above `MAX_CATALOG_BYTES`; one alone may be larger."""
-        while len(self._catalogs) > 1 and sum(each.nbytes for _, each in self._catalogs.values()) > MAX_CATALOG_BYTES:
-            self._catalogs.popitem(last=False)
+    def evict(self, tenant: str, embedder: str | None) -> None:
+        """Drops the least recently used catalogs above `MAX_CATALOG_BYTES`, after this one has changed; one alone may
+        be larger."""
+        key = (tenant, embedder)
+        if key in self._catalogs:
+            size = self._catalogs[key][1].nbytes
+            self._total += size - self._sizes.get(key, 0)
+            self._sizes[key] = size
+        while len(self._catalogs) > 1 and self._total > MAX_CATALOG_BYTES:
+            dropped, _ = self._catalogs.popitem(last=False)
+            self._total -= self._sizes.pop(dropped, 0)
+
+
+class IndexCaches:
+    """What search and recall keep in memory. The engines of all tenants share it, so that its bounds are those of the
+    process."""
+
+    def __init__(self) -> None:
+        self.catalogs = CatalogCache()
+        self.recall_indexes: LRUCache[tuple[str, str, int, str | None], CachedIndex] = LRUCache(
+            MAX_RECALL_INDEX_BYTES, getsizeof=_measure_index
+        )
+
+    def clear(self, is_affected: TenantFilter) -> None:
+        """Drops what was read from the log of these tenants."""
+        self.catalogs.clear(is_affected)
+        for key in [each for each in self.recall_indexes if is_affected(each[0])]:
+            del self.recall_indexes[key]
 
 
 class EngineRuntime:
     """State that an engine and its variants share. It belongs to one store."""
 
-    def __init__(self, *, jobs: BackgroundJobs | None = None) -> None:
+    def __init__(self, *, jobs: BackgroundJobs | None = None, indexes: IndexCaches | None = None) -> None:
         self.jobs: BackgroundJobs = jobs or InProcessJobs()
+        self.indexes = indexes or IndexCaches()
         self.hooks = CompactionHooks()
         self.spend_lock = asyncio.Lock()
         self.blobs = BlobCache()
@@ -122,10 +152,6 @@ class EngineRuntime:
         self.windows: TTLCache[tuple[str, int], Window] = TTLCache(
             MAX_WINDOW_BYTES, IDLE_CONVERSATION_SECONDS, getsizeof=_measure_window
         )
-        self.recall_indexes: LRUCache[tuple[str, str, int, str | None], CachedIndex] = LRUCache(
-            MAX_RECALL_INDEX_BYTES, getsizeof=_measure_index
-        )
-        self.catalogs = CatalogCache()
         self.sent_bodies: TTLCache[str, SentBody] = TTLCache(
             MAX_SENT_BODY_BYTES, IDLE_CONVERSATION_SECONDS, getsizeof=lambda body: len(body.content)
         )
@@ -136,10 +162,9 @@ class EngineRuntime:
         self._selectors: dict[str | None, Selector] = {}
 
     def clear_log_caches(self) -> None:
-        """Drops what was read from the log: after a connection loss, the database may be in an earlier state."""
+        """Drops what was read from the log: after a connection loss, the database may be in an earlier state. What the
+        tenants share is in `indexes`."""
         self.windows.clear()
-        self.recall_indexes.clear()
-        self.catalogs.clear()
         self.sent_bodies.clear()
         self.calibrations.clear()
 

@@ -185,7 +185,7 @@ async def _search_catalog(
     ranges = tuple(branch.split_ranges()) if branch is not None else None
     rows = RowFilter(conversations, where.role, where.person, where.since, where.until, ranges)
     embedder = engine.embedder.name if engine.embedder is not None else None
-    lock, catalog = engine.runtime.catalogs.get(engine.store.tenant, embedder)
+    lock, catalog = engine.runtime.indexes.catalogs.get(engine.store.tenant, embedder)
     # The wait for another search counts: it reads the same.
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + refresh_seconds if refresh_seconds is not None else math.inf
@@ -197,7 +197,7 @@ async def _search_catalog(
             catalog.search, query, postings, vector=vector, where=rows, order=order, min_score=min_score, limit=limit
         )
         is_embedded = catalog.is_embedded
-    engine.runtime.catalogs.evict()
+    engine.runtime.indexes.catalogs.evict(engine.store.tenant, embedder)
     if not is_current:
         await engine.store.message_index.reset_format()
     if embedder is not None and not is_embedded:

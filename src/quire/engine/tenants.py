@@ -6,10 +6,11 @@ from functools import partial
 from cachetools import LRUCache
 
 from quire.context.vault import Vault
+from quire.db.database import TenantFilter
 from quire.engine.background_jobs import BackgroundJobs
 from quire.engine.config import EngineConfig
 from quire.engine.engine import Engine
-from quire.engine.runtime import EngineRuntime
+from quire.engine.runtime import EngineRuntime, IndexCaches
 from quire.llm import Model
 from quire.llm.embeddings import Embedder
 from quire.llm.protocol import ModelBuilder
@@ -52,6 +53,7 @@ class TenantEngines:
         self._instrument_model, self._jobs_for, self._on_event = instrument_model, jobs_for, on_event
         self._vault = Vault(settings.vault) if settings.vault is not None else None
         self._engines: LRUCache[str, Engine] = LRUCache(MAX_CACHED_ENGINES)
+        self._indexes = IndexCaches()
         self._observes_connections = False
 
     def __call__(self, tenant: str, model: str | None = None) -> Engine:
@@ -76,15 +78,21 @@ class TenantEngines:
             )
             jobs = self._jobs_for(tenant) if self._jobs_for is not None else None
             quota = tenant_quota_for(self.settings, tenant).stored_bytes
-            engine = Engine(self._store.for_tenant(tenant, max_stored_bytes=quota), config, EngineRuntime(jobs=jobs))
+            engine = Engine(
+                self._store.for_tenant(tenant, max_stored_bytes=quota),
+                config,
+                EngineRuntime(jobs=jobs, indexes=self._indexes),
+            )
             if self._on_event is not None:
                 engine.subscribe(partial(self._on_event, tenant))
             self._engines[tenant] = engine
         return engine if model in (None, engine.settings.model) else engine.with_changes(model=model)
 
-    def _clear_log_caches(self) -> None:
-        for engine in self._engines.values():
-            engine.runtime.clear_log_caches()
+    def _clear_log_caches(self, is_affected: TenantFilter) -> None:
+        self._indexes.clear(is_affected)
+        for tenant, engine in self._engines.items():
+            if is_affected(tenant):
+                engine.runtime.clear_log_caches()
 
     async def change_settings(self, settings: Settings) -> None:
         """Uses other settings for all tenants from the next request on."""

@@ -20,6 +20,7 @@ from quire.db import dialects, migrate
 from quire.db.database import (
     BULK_STATEMENT_SECONDS,
     Database,
+    LossCallback,
     ObservedDatabase,
     PoolStats,
     ReadSession,
@@ -228,8 +229,9 @@ class SqlStore(StorePart):
         """Raises `StoreUnavailable` if the database is known to be unavailable: see `Database.check_known_outage`."""
         await self.base.database.check_known_outage(self.tenant)
 
-    def on_connection_loss(self, callback: Callable[[], None]) -> None:
-        """Calls back when a connection to the database broke, so that caches of its state can be cleared."""
+    def on_connection_loss(self, callback: LossCallback) -> None:
+        """Calls back when a connection to the database broke, so that caches of its state can be cleared: those of the
+        tenants that the callback's argument accepts."""
         self.base.database.on_connection_loss(callback)
 
     def observe_transactions(self, observer: TransactionObserver) -> None:
