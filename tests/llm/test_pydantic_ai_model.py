@@ -7,7 +7,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -37,7 +40,9 @@ from quire.errors import (
     ModelUnavailable,
 )
 from quire.llm import Model, ModelChunk, Prompt, Reply, TextDelta, ThinkingDelta, ToolCallDelta, get_model
+from quire.llm.chat_completions_model import ChatCompletionsModel, ThinkingSplitter
 from quire.llm.pydantic_ai_messages import to_pydantic_ai, to_reply
+from quire.llm.pydantic_ai_model import PydanticAIModel
 from quire.model import (
     FilePart,
     ImagePart,
@@ -49,6 +54,8 @@ from quire.model import (
     ToolDefinition,
     ToolResultPart,
 )
+
+ModelFactory = Callable[..., ChatCompletionsModel | PydanticAIModel]
 
 PNG_BASE64 = base64.b64encode(b"\x89PNG\r\n\x1a\n not quite a picture").decode()
 WEATHER_TOOL = ToolDefinition(
@@ -176,7 +183,12 @@ async def test_a_refused_connection():
 
 
 class TestFakeUpstream:
-    async def test_a_tool_is_called_and_its_result_sent_back_to_the_byte(self):
+    @pytest.fixture(params=[get_model, PydanticAIModel.from_name], ids=["direct", "SDK"])
+    def connect(self, request: pytest.FixtureRequest) -> ModelFactory:
+        """A server on this machine is called directly, others by their SDK."""
+        return partial(request.param, **({} if request.param is get_model else {"api_key": None}))
+
+    async def test_a_tool_is_called_and_its_result_sent_back_to_the_byte(self, connect: ModelFactory):
         arguments = '{ "town" : "Ærøskøbing",  "n": 1.0 }'
         call = {"id": "call_7", "type": "function", "function": {"name": "weather", "arguments": arguments}}
 
@@ -187,7 +199,7 @@ class TestFakeUpstream:
             await request.respond(make_completion({"content": "Rain."}))
 
         async with run_fake_upstream(calls, answers) as server:
-            model = get_model("fake", base_url=server.url, api_key="secret")
+            model = connect("fake", base_url=server.url, api_key="secret")
             question = Message.user("Weather?")
             prompt = make_prompt("", system="Be brief.", messages=(question,), tools=(WEATHER_TOOL,), max_tokens=50)
             reply = await model.complete(prompt)
@@ -211,7 +223,7 @@ class TestFakeUpstream:
         assert second["messages"][1]["tool_calls"] == [call]
         assert second["messages"][2] == {"role": "tool", "tool_call_id": "call_7", "content": 'Rain, "heavy"\n'}
 
-    async def test_calls_and_thinking_in_a_stream(self):
+    async def test_calls_and_thinking_in_a_stream(self, connect: ModelFactory):
         async def streams(request: UpstreamRequest) -> None:
             await request.start_sse()
             await request.send_sse(make_chunk_event({"role": "assistant", "reasoning_content": "Let me "}))
@@ -229,7 +241,7 @@ class TestFakeUpstream:
 
         async with run_fake_upstream(streams) as server:
             chunks = await collect_chunks(
-                get_model("fake", base_url=server.url), make_prompt("Weather?", tools=(WEATHER_TOOL,))
+                connect("fake", base_url=server.url), make_prompt("Weather?", tools=(WEATHER_TOOL,))
             )
         assert "".join(chunk.text for chunk in chunks if isinstance(chunk, ThinkingDelta)) == "Let me see."
         reply = chunks[-1]
@@ -244,12 +256,12 @@ class TestFakeUpstream:
         # The server sent no usage.
         assert reply.usage is None
 
-    async def test_reasoning_goes_back_where_it_came_from(self):
+    async def test_reasoning_goes_back_where_it_came_from(self, connect: ModelFactory):
         async def thinks(request: UpstreamRequest) -> None:
             await request.respond(make_completion({"content": "Yes.", "reasoning_content": "Hm."}))
 
         async with run_fake_upstream(thinks, thinks) as server:
-            model = get_model("fake", base_url=server.url)
+            model = connect("fake", base_url=server.url)
             reply = await model.complete(make_prompt("Sure?"))
             assert [part.text for part in reply.message.parts if isinstance(part, ThinkingPart)] == ["Hm."]
             elsewhere = Message(role="assistant", parts=(ThinkingPart(text="Private."), TextPart(text="No.")))
@@ -259,17 +271,16 @@ class TestFakeUpstream:
         assert sent[1] == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
         assert "Private" not in json.dumps(sent)
 
-    async def test_a_rate_limit_has_its_retry_after(self):
+    async def test_a_rate_limit_has_its_retry_after(self, connect: ModelFactory):
         async def rate_limits(request: UpstreamRequest) -> None:
             await request.respond({"error": {"message": "Slow down", "type": "requests"}}, 429, retry_after="7")
 
         async with run_fake_upstream(rate_limits, rate_limits) as server:
-            model = get_model("fake", base_url=server.url)
+            model = connect("fake", base_url=server.url)
             for call in (model.complete(make_prompt("hello")), collect_chunks(model, make_prompt("hello"))):
                 with pytest.raises(ModelRateLimited) as caught:
                     await call
                 assert caught.value.retry_after == 7
-                assert caught.value.__cause__ is not None
         assert len(server.requests) == 2, "each call is made once"
 
     @pytest.mark.parametrize(
@@ -283,15 +294,17 @@ class TestFakeUpstream:
             (200, make_completion({"content": "I am"}, "content_filter"), ModelRefused),
         ],
     )
-    async def test_errors_are_classified(self, status: int, body: dict[str, Any], expected: type[Exception]):
+    async def test_errors_are_classified(
+        self, connect: ModelFactory, status: int, body: dict[str, Any], expected: type[Exception]
+    ):
         async def fails(request: UpstreamRequest) -> None:
             await request.respond(body, status)
 
         async with run_fake_upstream(fails) as server:
             with pytest.raises(expected):
-                await get_model("fake", base_url=server.url).complete(make_prompt("hello"))
+                await connect("fake", base_url=server.url).complete(make_prompt("hello"))
 
-    async def test_an_error_inside_an_open_stream(self):
+    async def test_an_error_inside_an_open_stream(self, connect: ModelFactory):
         async def fails(request: UpstreamRequest) -> None:
             await request.start_sse()
             await request.send_sse(make_chunk_event({"content": "One "}))
@@ -299,12 +312,12 @@ class TestFakeUpstream:
             await request.end_sse()
 
         async with run_fake_upstream(fails) as server:
-            stream = get_model("fake", base_url=server.url).stream(make_prompt("Count."))
+            stream = connect("fake", base_url=server.url).stream(make_prompt("Count."))
             assert await anext(stream) == TextDelta("One ")
             with pytest.raises(ModelUnavailable, match="Overloaded"):
                 await anext(stream)
 
-    async def test_an_incomplete_response_is_an_error(self):
+    async def test_an_incomplete_response_is_an_error(self, connect: ModelFactory):
         async def breaks_off(request: UpstreamRequest) -> None:
             await request.send(b'HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{"id": "chat')
             request.abort_connection()
@@ -313,12 +326,12 @@ class TestFakeUpstream:
             request.abort_connection()
 
         async with run_fake_upstream(breaks_off, resets) as server:
-            model = get_model("fake", base_url=server.url)
+            model = connect("fake", base_url=server.url)
             for _ in range(2):
                 with pytest.raises(ModelUnavailable):
                     await model.complete(make_prompt("hello"))
 
-    async def test_an_incomplete_stream_is_an_error(self):
+    async def test_an_incomplete_stream_is_an_error(self, connect: ModelFactory):
         async def breaks_off(request: UpstreamRequest) -> None:
             await request.start_sse()
             await request.send_sse(make_chunk_event({"content": "One "}))
@@ -326,23 +339,23 @@ class TestFakeUpstream:
             request.abort_connection()
 
         async with run_fake_upstream(breaks_off) as server:
-            stream = get_model("fake", base_url=server.url).stream(make_prompt("Count."))
+            stream = connect("fake", base_url=server.url).stream(make_prompt("Count."))
             assert await anext(stream) == TextDelta("One ")
             with pytest.raises(ModelUnavailable):
                 await anext(stream)
 
-    async def test_a_stream_that_ends_without_a_reason_has_none(self):
+    async def test_a_stream_that_ends_without_a_reason_has_none(self, connect: ModelFactory):
         async def ends(request: UpstreamRequest) -> None:
             await request.start_sse()
             await request.send_sse(make_chunk_event({"content": "One"}))
             await request.end_sse()
 
         async with run_fake_upstream(ends) as server:
-            *_, reply = await collect_chunks(get_model("fake", base_url=server.url), make_prompt("Count."))
+            *_, reply = await collect_chunks(connect("fake", base_url=server.url), make_prompt("Count."))
         assert isinstance(reply, Reply)
         assert (reply.message.text, reply.finish_reason) == ("One", None)
 
-    async def test_a_server_that_hangs_is_given_up(self):
+    async def test_a_server_that_hangs_is_given_up(self, connect: ModelFactory):
         async def hangs(request: UpstreamRequest) -> None:
             await asyncio.sleep(60)
 
@@ -352,7 +365,7 @@ class TestFakeUpstream:
             await asyncio.sleep(60)
 
         async with run_fake_upstream(hangs, hangs, stalls) as server:
-            model = get_model("fake", base_url=server.url)
+            model = connect("fake", base_url=server.url)
             with pytest.raises(ModelUnavailable):
                 await model.complete(make_prompt("hello", timeout=0.1))
             with pytest.raises(ModelUnavailable):
@@ -379,7 +392,7 @@ class TestFakeUpstream:
         assert len(server.bodies) == 3
 
     @pytest.mark.parametrize("entered", [False, True])
-    async def test_closing_the_stream_ends_the_request(self, entered: bool):
+    async def test_closing_the_stream_ends_the_request(self, connect: ModelFactory, entered: bool):
         closed = asyncio.Event()
 
         async def continues(request: UpstreamRequest) -> None:
@@ -389,7 +402,7 @@ class TestFakeUpstream:
                 closed.set()
 
         async with run_fake_upstream(continues) as server, AsyncExitStack() as stack:
-            model = get_model("fake", base_url=server.url)
+            model = connect("fake", base_url=server.url)
             if entered:
                 await stack.enter_async_context(model)
             stream = model.stream(make_prompt("Count."))
@@ -398,7 +411,7 @@ class TestFakeUpstream:
             async with asyncio.timeout(5):
                 await closed.wait()
 
-    async def test_pictures_are_sent(self):
+    async def test_pictures_are_sent(self, connect: ModelFactory):
         async def sees(request: UpstreamRequest) -> None:
             await request.respond(make_completion({"content": "A pixel."}))
 
@@ -412,7 +425,7 @@ class TestFakeUpstream:
         )
         async with run_fake_upstream(sees) as server:
             prompt = make_prompt("", messages=(Message(role="user", parts=parts),), load_blob={digest: PNG_BASE64}.get)
-            await get_model("fake", base_url=server.url).complete(prompt)
+            await connect("fake", base_url=server.url).complete(prompt)
         (sent,) = server.bodies[0]["messages"]
         assert [piece.get("image_url", piece) for piece in sent["content"]] == [
             {"type": "text", "text": "Look:"},
@@ -421,6 +434,47 @@ class TestFakeUpstream:
             {"url": "http://127.0.0.1/picture.webp"},
             {"type": "text", "text": f"[image: blob {'b' * 12}]"},
         ]
+
+    async def test_thinking_in_tags_is_no_text(self):
+        async def thinks(request: UpstreamRequest) -> None:
+            await request.respond(make_completion({"content": "<think>\nHm.\n</think>\n\nYes."}))
+
+        async def streams(request: UpstreamRequest) -> None:
+            await request.start_sse()
+            for piece in ("<thi", "nk>\nHm.\n</th", "ink>\n", "\nYes."):
+                await request.send_sse(make_chunk_event({"content": piece}))
+            await request.send_sse(make_chunk_event({}, "stop"))
+            await request.end_sse()
+
+        async with run_fake_upstream(thinks, streams) as server:
+            model = get_model("fake", base_url=server.url)
+            whole = await model.complete(make_prompt("Sure?"))
+            *chunks, last = await collect_chunks(model, make_prompt("Sure?"))
+        assert isinstance(last, Reply)
+        assert chunks == [ThinkingDelta("\nHm.\n"), TextDelta("Yes.")]
+        for reply in (whole, last):
+            assert reply.message.parts == (ThinkingPart(text="\nHm.\n"), TextPart(text="Yes."))
+
+    async def test_a_call_without_an_id_gets_one(self):
+        call = {"index": 0, "id": "", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+
+        async def calls(request: UpstreamRequest) -> None:
+            await request.respond(make_completion({"content": "", "tool_calls": [call]}, "tool_calls"))
+
+        async def streams(request: UpstreamRequest) -> None:
+            await request.start_sse()
+            await request.send_sse(make_chunk_event({"tool_calls": [call]}))
+            await request.send_sse(make_chunk_event({}, "tool_calls"))
+            await request.end_sse()
+
+        async with run_fake_upstream(calls, streams) as server:
+            model = get_model("fake", base_url=server.url)
+            whole = await model.complete(make_prompt("Weather?", tools=(WEATHER_TOOL,)))
+            delta, last = await collect_chunks(model, make_prompt("Weather?", tools=(WEATHER_TOOL,)))
+        assert isinstance(delta, ToolCallDelta)
+        assert isinstance(last, Reply)
+        assert [part.id for part in whole.message.tool_calls] != [""]
+        assert [part.id for part in last.message.tool_calls] == [delta.id]
 
     async def test_signed_thinking_goes_to_anthropic_as_it_was(self):
         async def answers(request: UpstreamRequest) -> None:
@@ -469,7 +523,44 @@ class TestFakeUpstream:
         ]
 
 
+@given(st.lists(st.sampled_from([" ", "\n", "<think>", "</think>", "<", "th", "ink>", "</", "Hm.", "Yes."])), st.data())
+def test_thinking_is_split_alike_wherever_the_pieces_are_cut(words: list[str], data: st.DataObject):
+    text = "".join(words)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
+    whole, pieces = ThinkingSplitter(), ThinkingSplitter()
+    whole.split(text)
+    whole.end()
+    for start, end in pairwise([0, *cuts, len(text)]):
+        pieces.split(text[start:end])
+    pieces.end()
+    assert (pieces.text, pieces.thinking) == (whole.text, whole.thinking)
+    # Nothing of a reply is lost, except the tags and the space beside them.
+    assert "".join((whole.thinking + whole.text).split()) in (
+        "".join(text.split()),
+        "".join(text.replace("<think>", "", 1).split()),
+        "".join(text.replace("<think>", "", 1).replace("</think>", "", 1).split()),
+    )
+
+
 class TestModelNames:
+    @pytest.mark.parametrize(
+        ("name", "base_url", "is_direct"),
+        [
+            ("qwen3:8b", "http://localhost:11434/v1", True),
+            ("openai:qwen3:8b", "http://127.0.0.1:11434/v1", True),
+            ("gpt-oss:20b", "http://[::1]:11434/v1", True),
+            ("gpt-5", "http://localhost:4000/v1", False),
+            ("openai:o3", "http://localhost:4000/v1", False),
+            ("anthropic:claude-x", "http://localhost:4000/v1", False),
+            ("openai-responses:qwen3", "http://localhost:4000/v1", False),
+            ("qwen/qwen3-8b", "https://openrouter.example/api/v1", False),
+            ("qwen3", "http://localhost.example/v1", False),
+        ],
+    )
+    def test_a_server_on_this_machine_is_called_directly(self, name: str, base_url: str, is_direct: bool):
+        model = get_model(name, base_url=base_url)
+        assert isinstance(model, ChatCompletionsModel if is_direct else PydanticAIModel)
+
     @pytest.mark.parametrize(
         ("name", "kind"),
         [

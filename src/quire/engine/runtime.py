@@ -32,7 +32,7 @@ from quire.wire import wire_format_for
 from quire.wire.tokens import counter_for
 
 if TYPE_CHECKING:
-    from quire.llm.pydantic_ai_model import PydanticAIModel
+    from quire.llm import HTTPModel
     from quire.model.context_events import ContextEvent
     from quire.search.catalog import MessageCatalog
     from quire.search.index import RecallIndex
@@ -158,7 +158,7 @@ class EngineRuntime:
         """The last recorded body of each conversation."""
         self.document_summaries: LRUCache[str, str] = LRUCache(MAX_CACHED_SUMMARIES)
         self._message_counters: LRUCache[tuple[str, str, str | None], MessageCounter] = LRUCache(MAX_MESSAGE_COUNTERS)
-        self._models: LRUCache[tuple[str, str | None], PydanticAIModel] = LRUCache(MAX_MODELS)
+        self._models: LRUCache[tuple[str, str | None], HTTPModel] = LRUCache(MAX_MODELS)
         self._selectors: dict[str | None, Selector] = {}
 
     def clear_log_caches(self) -> None:
@@ -200,7 +200,7 @@ class EngineRuntime:
             counter = self._message_counters[key] = MessageCounter(tokens, wire_format, load_blob=self.blobs.get)
         return counter
 
-    def model_for(self, name: str, base_url: str | None) -> "PydanticAIModel":
+    def model_for(self, name: str, base_url: str | None) -> "HTTPModel":
         """The client of a model. Blocks while the provider's package is imported."""
         key = (name, base_url)
         model = self._models.get(key)

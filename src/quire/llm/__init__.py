@@ -12,7 +12,10 @@ from quire.settings.schema import Settings, upstream_for
 from quire.wire import Reply
 
 if TYPE_CHECKING:
+    from quire.llm.chat_completions_model import ChatCompletionsModel
     from quire.llm.pydantic_ai_model import PydanticAIModel
+
+    HTTPModel = ChatCompletionsModel | PydanticAIModel
 
 __all__ = [
     "Model",
@@ -27,13 +30,17 @@ __all__ = [
 ]
 
 
-def get_model(name: str, *, base_url: str | None = None, api_key: str | None = None) -> "PydanticAIModel":
+def get_model(name: str, *, base_url: str | None = None, api_key: str | None = None) -> "HTTPModel":
     """Returns the model of this name: `openai:gpt-4o`, `anthropic:claude-sonnet-4-5`, `gpt-4o`, `claude-sonnet-4-5`,
     or one of any other provider that pydantic-ai knows. With `base_url`, any name on that OpenAI-compatible server; the
     prefix `anthropic:` selects Anthropic's messages API there, and `openai-responses:` OpenAI's Responses API. `async
     with` reuses connections between calls.
     """
     try:
+        from quire.llm.chat_completions_model import ChatCompletionsModel, is_called_directly
+
+        if base_url is not None and is_called_directly(name, base_url):
+            return ChatCompletionsModel(name, base_url=base_url, api_key=api_key)
         from quire.llm.pydantic_ai_model import PydanticAIModel
     except ImportError as exc:
         raise MissingExtra(extra="llm", feature=f"Calling the model {name}") from exc
@@ -45,7 +52,7 @@ def to_google_chat_url(base_url: str) -> str:
     return f"{base_url.rstrip('/').removesuffix('/v1').removesuffix('/v1beta')}/v1beta/openai"
 
 
-def get_upstream_model(name: str, settings: Settings, environ: Mapping[str, str]) -> "PydanticAIModel":
+def get_upstream_model(name: str, settings: Settings, environ: Mapping[str, str]) -> "HTTPModel":
     """Returns the model at the upstream that serves it, with the operator's API key; without one, as `get_model`."""
     upstream = upstream_for(settings, name)
     if upstream is None:

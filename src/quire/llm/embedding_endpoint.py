@@ -7,7 +7,6 @@ no side effects, so it is retried when the server is busy or unreachable. The `l
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from types import TracebackType
@@ -17,7 +16,7 @@ import numpy as np
 
 from quire.errors import MissingExtra, ModelRateLimited, ModelRequestRejected, ModelUnavailable
 from quire.llm.embeddings import normalize_rows
-from quire.llm.error_mapping import classify_error, map_transport_errors
+from quire.llm.error_mapping import classify_error, classify_response, map_transport_errors
 from quire.model.base import replace_lone_surrogates
 
 if TYPE_CHECKING:
@@ -142,12 +141,7 @@ class EndpointEmbedder:
             async with asyncio.timeout(self._timeout):
                 response = await client.post(self._url, json=body)
         if response.status_code >= 300:
-            try:
-                delay = float(response.headers.get("retry-after", ""))
-            except ValueError:
-                delay = math.nan
-            retry_after = delay if math.isfinite(delay) and delay >= 0 else None
-            raise classify_error(response.status_code, response.text, model=self._model, retry_after=retry_after)
+            raise classify_response(response, model=self._model)
         try:
             return cast(object, response.json())
         except ValueError as exc:

@@ -10,13 +10,14 @@ to map an error: this module works without an extra.
 """
 
 import json
+import math
 import re
 import socket
 import ssl
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from quire.errors import (
     ModelContextOverflow,
@@ -28,6 +29,9 @@ from quire.errors import (
     ModelUnavailable,
     QuireError,
 )
+
+if TYPE_CHECKING:
+    import httpx2
 
 _CODE_FIELDS = ("code", "type", "status", "reason", "error_code", "finish_reason")
 _MESSAGE_FIELDS = ("message", "msg", "error", "detail", "raw", "error_description", "title")
@@ -166,6 +170,16 @@ def classify_error(
             message, status=status, tokens=prompt, window=window, is_structured=fields is not None
         )
     return error_class(message, status=status)
+
+
+def classify_response(response: "httpx2.Response", *, model: str) -> ModelError:
+    """Returns the error for a response that has been read."""
+    try:
+        delay = float(response.headers.get("retry-after", ""))
+    except ValueError:
+        delay = math.nan
+    retry_after = delay if math.isfinite(delay) and delay >= 0 else None
+    return classify_error(response.status_code, response.text, model=model, retry_after=retry_after)
 
 
 def _classify_details(status: int | None, details: _ErrorDetails) -> type[ModelError]:

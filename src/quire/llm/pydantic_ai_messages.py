@@ -14,6 +14,7 @@ from pydantic_ai import messages as pai
 from pydantic_ai.tools import ToolDefinition as PydanticAITool
 from pydantic_core import to_jsonable_python
 
+from quire.llm.chat_completions_model import PROVIDER_KEY
 from quire.model import (
     FilePart,
     ImagePart,
@@ -33,7 +34,6 @@ from quire.wire import BlobLoader, Reply
 from quire.wire.fields import build_parameters_schema, to_safe_name
 from quire.wire.media import PDF_MEDIA_TYPE, build_data_url, describe_media, resolve_url, split_data_url
 
-PROVIDER_KEY = "pydantic_ai"
 _PROVIDER_FIELDS = ("id", "provider_name", "provider_details")
 _REDACTED_ID = "redacted_thinking"
 _DEFAULT_SIGNER = "anthropic"

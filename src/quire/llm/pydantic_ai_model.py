@@ -5,11 +5,9 @@ recording. Connections are closed after each call, unless the model is entered w
 """
 
 import asyncio
-import re
 import warnings
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
-from functools import cache
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,13 +20,11 @@ from pydantic_ai.providers import Provider, infer_provider, infer_provider_class
 from pydantic_ai.settings import ModelSettings
 
 from quire.errors import ModelRefused, ModelRequestRejected
+from quire.llm.chat_completions_model import COMPATIBLE_PROVIDER_NAME, OPENAI_NAME_PATTERN, get_ssl_context
 from quire.llm.error_mapping import classify_exception
 from quire.llm.protocol import ModelChunk, Prompt, TextDelta, ThinkingDelta, ToolCallDelta
 from quire.llm.pydantic_ai_messages import to_pydantic_ai, to_pydantic_ai_tool, to_reply
 from quire.wire import Reply
-
-_OPENAI_NAME_PATTERN = re.compile(r"gpt-|chatgpt-|o\d")
-_COMPATIBLE_PROVIDER_NAME = "openai-compatible"
 
 # Models that take no temperature, such as reasoning models, get none: pydantic-ai omits it, and warns each time.
 warnings.filterwarnings("ignore", message="Sampling parameters .* are not supported", category=UserWarning)
@@ -52,7 +48,7 @@ class PydanticAIModel:
                 known_name = name
                 if ":" not in name and name.startswith("claude"):
                     known_name = f"anthropic:{name}"
-                elif ":" not in name and _OPENAI_NAME_PATTERN.match(name):
+                elif ":" not in name and OPENAI_NAME_PATTERN.match(name):
                     known_name = f"openai:{name}"
 
                 def make_provider(kind: str) -> Provider[Any]:
@@ -174,9 +170,6 @@ def _build_parameters(prompt: Prompt) -> ModelRequestParameters:
     )
 
 
-_get_ssl_context = cache(httpx2.create_ssl_context)
-
-
 def _share_certificates(model: ProviderModel) -> None:
     """Has the provider open all its clients with one SSL context.
 
@@ -190,7 +183,7 @@ def _share_certificates(model: ProviderModel) -> None:
 
     def open_client() -> httpx2.AsyncClient:
         return httpx2.AsyncClient(
-            verify=_get_ssl_context(),
+            verify=get_ssl_context(),
             timeout=first.timeout,
             headers=first.headers,
             event_hooks=first.event_hooks,
@@ -214,7 +207,7 @@ def _build_model_at_url(base_url: str, name: str, api_key: str | None) -> Provid
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
 
-    compatible = OpenAICompatibleProvider(_COMPATIBLE_PROVIDER_NAME, base_url=base_url, api_key=api_key)
+    compatible = OpenAICompatibleProvider(COMPATIBLE_PROVIDER_NAME, base_url=base_url, api_key=api_key)
     if name.startswith("openai-responses:"):
         return OpenAIResponsesModel(name.removeprefix("openai-responses:"), provider=compatible)
     return OpenAIChatModel(name.removeprefix("openai:"), provider=compatible)

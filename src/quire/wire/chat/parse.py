@@ -16,8 +16,8 @@ from quire.wire.chat import FORMAT
 from quire.wire.fields import collect_unknown_fields
 from quire.wire.media import split_data_url
 
-_REASONING_FIELDS = ("reasoning_content", "reasoning")
-_KNOWN_FIELDS = ("role", "name", "content", "tool_calls", *_REASONING_FIELDS)
+REASONING_FIELDS = ("reasoning_content", "reasoning")
+_KNOWN_FIELDS = ("role", "name", "content", "tool_calls", *REASONING_FIELDS)
 _ENVELOPE_FIELDS = ("choices", "usage", "model", "object")
 _USAGE_FIELDS = ("prompt_tokens", "completion_tokens", "total_tokens")
 
@@ -90,7 +90,7 @@ def parse_messages(raw_messages: Sequence[object], *, system: object = None) -> 
 
 
 def _parse_assistant(raw: dict[str, Any]) -> Message:
-    thoughts = next((raw[field] for field in _REASONING_FIELDS if isinstance(raw.get(field), str) and raw[field]), None)
+    thoughts = next((raw[field] for field in REASONING_FIELDS if isinstance(raw.get(field), str) and raw[field]), None)
     parts: list[Part] = [ThinkingPart(text=thoughts)] if thoughts else []
     parts += _parse_parts(raw.get("content"))
     for call in filter_objects(raw.get("tool_calls")):

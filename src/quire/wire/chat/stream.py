@@ -10,7 +10,7 @@ from quire.model import Usage
 from quire.model.finish_reasons import FinishReason
 from quire.model.json_values import filter_objects, get_object, get_text, is_object
 from quire.wire import Reply
-from quire.wire.chat.parse import parse_reply
+from quire.wire.chat.parse import REASONING_FIELDS, parse_reply
 from quire.wire.chat.render import OpenAIChatFormat
 from quire.wire.codec import ReplyEncoder
 from quire.wire.replies import (
@@ -29,7 +29,6 @@ MAX_REQUEST_CHOICES = 128
 """Maximum replies (`n`) of a request, the maximum of OpenAI; each further one is recorded on a fork."""
 _REPLACED_FIELDS = frozenset({"role", "id", "type", "name", "index", "expires_at"})
 """Delta fields that are sent once or repeated; strings in all other fields are pieces to join."""
-_REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 
 @dataclass(slots=True)
@@ -92,7 +91,7 @@ class ChatStreamDecoder(StreamDecoder):
     def _emit_deltas(self, delta: dict[str, Any]) -> None:
         if not self.is_translated:
             return
-        thinking = next((text for name in _REASONING_FIELDS if (text := get_text(delta, name))), None)
+        thinking = next((text for name in REASONING_FIELDS if (text := get_text(delta, name))), None)
         if thinking:
             self.emit(ReplyThinking(thinking))
         if text := get_text(delta, "content") or get_text(delta, "refusal"):
