@@ -50,12 +50,12 @@ def run_app() -> None:
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # Imported objects live until the end; collecting among them again and again would only slow a short command.
     gc.disable()
-    from quire.cli.conversation_list import print_list
     from quire.cli.platforms import replace_unencodable
+    from quire.cli.quick_reads import print_quickly
 
     replace_unencodable(sys.stdout, sys.stderr)
     try:
-        if not print_list(sys.argv[1:]):
+        if not print_quickly(sys.argv[1:]):
             from quire.cli.app import app
 
             app(prog_name="quire")

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from quire.cli.conversation_list import NO_CONVERSATION
-from quire.cli.output import Result, print_note, print_result, show_spinner
+from quire.cli.output import NO_CONVERSATION, Result, print_note, print_result, show_spinner
 from quire.errors import ConversationNotFound, InvalidRequest, NotFound, QuireError
+from quire.rows.branches import choose_branch_used_last
 
 if TYPE_CHECKING:
     from quire.engine import Conversation
@@ -293,8 +293,6 @@ async def resolve_conversation_id(store: "SqlStore", name: str | None) -> str:
 
 async def find_branch(store: "SqlStore", conversation_id: str, number: int | None) -> "Branch":
     """The branch of this number. Without one, the branch used last."""
-    from quire.log.types import choose_branch_used_last
-
     if number is not None:
         return await store.get_branch(conversation_id, number)
     return choose_branch_used_last(await store.list_branches(conversation_id))

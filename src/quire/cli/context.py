@@ -23,10 +23,9 @@ from quire.cli.context_changes import format_waiting_edits, load_active_compacti
 from quire.cli.context_window import (
     ContextSection,
     count_items,
+    draw_request,
     explain_decision,
     format_decision_subject,
-    format_turn,
-    render_window,
 )
 from quire.cli.engine_setup import format_not_started, list_enabled_servers
 from quire.cli.output import (
@@ -108,15 +107,8 @@ async def show(
     )
 
     def draw(console: "Console") -> "Iterable[RenderableType]":
-        policy = manifest.policy
-        request = "the next request" if reply is None else f"the request that #{reply} answered"
-        counts = "counts are exact" if manifest.exact else "counts are estimates"
-        yield make_text(f"{manifest.conversation}, branch {manifest.branch}: {request}")
-        yield make_text(f"{policy.model}, strategy {policy.strategy}, {counts}\n", style="dim")
         unfolded = list(ContextSection) if unfold_all else unfold or ()
-        yield from render_window(manifest, console, unfolded=unfolded, is_past=not is_next)
-        if document.entry is not None and document.entry.turn is not None:
-            yield make_text(f"\n{format_turn(document.entry)}")
+        yield from draw_request(manifest, console, reply=reply, unfolded=unfolded, answer=document.entry)
         if waiting is not None:
             yield make_text(f"\n{_name_waiting(waiting)}")
             yield make_text("\n".join(format_waiting_edits(waiting)))

@@ -39,6 +39,7 @@ from quire.cli.output import (
 )
 from quire.errors import InvalidRequest
 from quire.rows import DEFAULT_TENANT
+from quire.rows.branches import choose_branch_used_last
 from quire.rows.conversations import ConversationListRow
 
 if TYPE_CHECKING:
@@ -62,8 +63,7 @@ async def list_(
     overrides: SetOptions = None,
 ) -> Result:
     """List conversations, the most recently used first."""
-    # `quire.cli.conversation_list` prints the same list from SQLite without these imports.
-    from quire.log.types import choose_branch_used_last
+    # `quire.cli.quick_reads` prints the same list from SQLite without these imports.
     from quire.schemas.records import (
         BranchSchema,
         ConversationListSchema,

@@ -32,6 +32,10 @@ WIDE_COLUMNS = 100
 """From this width tables have room for counts next to a title, and for long bars."""
 PROGRESS_DELAY_SECONDS = 1.0
 """Delay before a progress bar appears; shorter work needs none."""
+NO_CONVERSATION = (
+    "There is no conversation yet. `quire run claude` records one, `quire import` reads those that agents have stored, "
+    "and `quire chat` starts one."
+)
 
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters, which could move the cursor or set colors, and characters that change the text direction."""

@@ -11,9 +11,9 @@ from quire.engine.state import EngineState
 from quire.errors import StaleSegment, UnreadableSegment
 from quire.index.types import SegmentRef
 from quire.log import Branch, Window
-from quire.log.types import choose_branch_used_last
 from quire.model import Entry
 from quire.model.state import ActiveCompaction
+from quire.rows.branches import choose_branch_used_last
 from quire.search.postings import ENTRIES_PER_SEGMENT, FORMAT_VERSION
 from quire.view.budget import allocate_budget
 from quire.view.recalled_messages import RecallCandidate, fit_candidates, render_fitted, to_searchable_text

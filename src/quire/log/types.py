@@ -8,9 +8,9 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from quire.db.dialects import sanitize_text
 from quire.model import BranchState, ChainHead, Draft, Entry, Manifest, Span
 from quire.model.base import FrozenModel
-from quire.rows.conversations import find_fork_seq
+from quire.rows.branches import MAIN_BRANCH as MAIN_BRANCH
+from quire.rows.branches import BranchRange, find_fork_seq, split_ranges
 
-MAIN_BRANCH = 0
 """The number of a conversation's first branch."""
 
 MAX_ORIGIN_CHARS = 500
@@ -72,14 +72,6 @@ class ConversationRecord(NamedTuple):
         return self.origin is None or self.origin.purpose is None
 
 
-class BranchRange(NamedTuple):
-    """Entries `first` to `last` of one branch's own rows."""
-
-    branch: int
-    first: int
-    last: int
-
-
 class Branch(NamedTuple):
     """A branch. `lineage` lists its ancestors and the last entry shared with each, oldest first."""
 
@@ -107,12 +99,7 @@ class Branch(NamedTuple):
     def split_ranges(self, first: int = 1, last: int | None = None) -> Iterator[BranchRange]:
         """The ranges of own rows, per branch, that hold the entries `first` to `last` of this branch; newest first."""
         last = self.head_seq if last is None else min(last, self.head_seq)
-        starts = [0, *(shared_seq for _, shared_seq in self.lineage)]
-        ends = [*self.lineage, (self.number, self.head_seq)]
-        for start, (branch, end) in reversed(list(zip(starts, ends, strict=True))):
-            own_range = BranchRange(branch, max(first, start + 1), min(last, end))
-            if own_range.first <= own_range.last:
-                yield own_range
+        return split_ranges(self.number, self.lineage, first=first, last=last)
 
     def find_owner(self, seq: int) -> int | None:
         """The branch whose row holds this branch's entry `seq`."""
@@ -217,15 +204,6 @@ class RecordedRequest(NamedTuple):
     branch: int
     seq: int
     manifest: Manifest
-
-
-def choose_branch_used_last(branches: Sequence[Branch]) -> Branch:
-    """The branch of a conversation that was appended to last: an agent may go on in a separate branch.
-
-    A fork without entries was never used.
-    """
-    used = [each for each in branches if each.number == MAIN_BRANCH or each.head_seq > each.fork_seq]
-    return max(used, key=lambda each: (each.updated_at, each.number))
 
 
 class BranchMatch(NamedTuple):

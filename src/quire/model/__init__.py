@@ -8,7 +8,6 @@ from quire.model.entries import (
     Entry,
     chain_digest,
     chain_entry,
-    compute_content_digest,
     iter_paths,
     next_path,
 )
@@ -46,6 +45,7 @@ from quire.model.messages import (
 )
 from quire.model.policy import SLOTS, Policy, Slot, WireFormatName
 from quire.model.state import ActiveCompaction, BranchState, SessionItem, apply_entry
+from quire.rows.digests import compute_content_digest
 
 __all__ = [
     "CHAIN_ROOT",

@@ -14,14 +14,10 @@ from quire.errors import IntegrityViolation
 from quire.model.entry_bodies import Body, Compaction, ContextChange, EntryKind, TopicIndex, parse_body, purge_body
 from quire.model.entry_metadata import DocumentReference, EntryMetadata, TokenCount, TurnTotals, Usage
 from quire.model.messages import Message
+from quire.rows.digests import compute_content_digest, format_digest_metadata
 
 CHAIN_ROOT = bytes(32)
 """Start value of both chains."""
-
-
-def compute_content_digest(*, metadata: str, body: str) -> bytes:
-    """SHA-256 of an entry's metadata on one line and its body. It stays when the content is purged."""
-    return sha256(metadata.encode() + b"\n" + body.encode()).digest()
 
 
 def chain_digest(previous: bytes, content_digest: bytes) -> bytes:
@@ -134,7 +130,7 @@ class Entry(NamedTuple):
 
     def digest_metadata(self) -> str:
         """Everything recorded except the body, for the hash chain: one line, since JSON has no raw line breaks."""
-        return _format_digest_metadata(
+        return format_digest_metadata(
             self.kind, self.author, self.created_at, self.tokens, self.counter, self.raw_metadata
         )
 
@@ -148,12 +144,6 @@ class Entry(NamedTuple):
     @property
     def token_count(self) -> TokenCount | None:
         return None if self.tokens is None or self.counter is None else TokenCount(self.tokens, self.counter)
-
-
-def _format_digest_metadata(
-    kind: str, author: str, created_at: int, tokens: int | None, counter: str | None, raw_metadata: str | None
-) -> str:
-    return f"{kind} {author} {created_at} {tokens} {counter} {raw_metadata}"
 
 
 def chain_entry(
@@ -171,7 +161,7 @@ def chain_entry(
 ) -> Entry:
     """A new entry after the head of a branch, with its digests."""
     count, counter = tokens or (None, None)
-    metadata = _format_digest_metadata(kind, author, created_at, count, counter, raw_metadata)
+    metadata = format_digest_metadata(kind, author, created_at, count, counter, raw_metadata)
     content_digest = compute_content_digest(metadata=metadata, body=raw)
     path = next_path(head.path, raw) if kind == "message" else head.path
     digest = chain_digest(head.digest, content_digest)

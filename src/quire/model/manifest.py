@@ -9,6 +9,7 @@ from typing import Literal
 from quire.model.base import FrozenModel
 from quire.model.entry_bodies import Span
 from quire.model.policy import Policy, Slot
+from quire.rows.manifests import select_decisions, sum_document_tokens
 
 DecisionReason = Literal[
     "instructions",
@@ -194,16 +195,13 @@ class Manifest(FrozenModel):
 
     @property
     def included(self) -> tuple[Decision, ...]:
-        return tuple(decision for decision in self.decisions if decision.included)
+        return select_decisions(self.decisions, included=True)
 
     @property
     def document_tokens(self) -> int:
         """Tokens of documents that were added to messages; without them, the messages count as written."""
-        return sum(
-            row.tokens if row.kind == "document" and row.slot == "newest" else row.document_tokens or 0
-            for row in self.included
-        )
+        return sum_document_tokens(self.included)
 
     @property
     def excluded(self) -> tuple[Decision, ...]:
-        return tuple(decision for decision in self.decisions if not decision.included)
+        return select_decisions(self.decisions, included=False)

@@ -25,6 +25,7 @@ from quire.proxy.edited_requests import (
     measure_restorable_tokens,
     read_restorable,
 )
+from quire.rows.branches import may_have_waiting_edits
 from quire.view.call_prices import Cost
 from quire.view.rendered import MessageCounter
 from quire.wire import wire_format_for
@@ -179,7 +180,7 @@ async def load_effect(conversation: Conversation) -> EditEffect | None:
     own list, where an edit takes effect with the next request."""
     store, branch_number = conversation.engine.store, conversation.branch
     state = (await store.get_branch(conversation.id, branch_number)).state
-    if not (state.epoch or state.drops or state.pins or state.compaction_count):
+    if not may_have_waiting_edits(state):
         return None
     newest = await store.list_manifests(conversation.id, branch=branch_number, limit=1)
     if not newest:

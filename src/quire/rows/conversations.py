@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from quire.rows.boilerplate import is_client_state, strip_text
+from quire.rows.branches import find_fork_seq
 from quire.rows.digests import check_row
 
 TAGS_KEY = "quire_tags"
@@ -137,8 +138,3 @@ def list_conversations(
         shown = title or titles.get(name, "")
         listed.append(ConversationListRow(name, shown, parse_tags(metadata), updated_at, entries, branches))
     return listed
-
-
-def find_fork_seq(lineage: Sequence[Sequence[int]]) -> int:
-    """The last entry that a branch of this lineage shares with its parent; 0 without one."""
-    return lineage[-1][1] if lineage else 0

@@ -1,4 +1,7 @@
-"""Row digests: SHA-256 over the values of a row that the application may update, so that one changed value is found."""
+"""Digests by which a changed value of a stored row is found.
+
+A row digest covers the values that the application may update, a content digest those of an entry, which stay.
+"""
 
 import json
 from collections.abc import Sequence
@@ -18,6 +21,17 @@ def check_row(values: Sequence[object], digest: bytes, *, name: str) -> None:
             f"The row of {name} is not as it was recorded; restore it from a backup. "
             "`quire conversation verify --all` lists all changes."
         )
+
+
+def compute_content_digest(*, metadata: str, body: str) -> bytes:
+    """SHA-256 of an entry's metadata on one line and its body. It stays when the content is purged."""
+    return sha256(metadata.encode() + b"\n" + body.encode()).digest()
+
+
+def format_digest_metadata(
+    kind: str, author: str, created_at: int, tokens: int | None, counter: str | None, raw_metadata: str | None
+) -> str:
+    return f"{kind} {author} {created_at} {tokens} {counter} {raw_metadata}"
 
 
 def _encode_bytes(value: object) -> str:

@@ -7,9 +7,10 @@ from pydantic import BaseModel, Field
 
 from quire.concurrency.worker_threads import measure_entries
 from quire.log import MAIN_BRANCH, ConversationOrigin, ConversationRecord
-from quire.log.types import MAX_ORIGIN_CHARS, choose_branch_used_last
+from quire.log.types import MAX_ORIGIN_CHARS
 from quire.model import BranchState, EntryKind, Message
 from quire.model.people import make_space
+from quire.rows.branches import choose_branch_used_last
 from quire.schemas import JsonModel
 from quire.schemas.entries import EntrySchema, entry_to_schema
 from quire.schemas.records import BranchSchema, ConversationSchema, IntegrityFaultSchema
