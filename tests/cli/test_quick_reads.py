@@ -369,9 +369,9 @@ def test_other_options_are_left_to_the_store(home: CliHome, more: list[str]):
 @pytest.mark.parametrize(
     "more",
     [
-        [], ["--json"], ["--reply"], ["--reply", "0"], ["--reply", "4"], ["--reply", "99"],
-        ["--reply", "3", "--servers"], ["--reply", "3", "--set", "strategy=discard"], ["--reply", "3", "--unfold", "nothing"], ["--help"],
-        ["--reply", "3", "--branch", "9"], ["no-such-id", "--reply", "3"], [TIDES_ID, "again", "--reply", "3"],
+        [], ["--json"], ["--reply"], ["--reply", "0"], ["--reply", "4"], ["--reply", "99"], ["--help"],
+        ["--reply", "3", "--servers"], ["--reply", "3", "--set", "strategy=discard"], ["--reply", "3", "--branch", "9"],
+        ["--reply", "3", "--unfold", "nothing"], ["no-such-id", "--reply", "3"], [TIDES_ID, "again", "--reply", "3"],
     ],
 )  # fmt: skip
 def test_other_requests_are_left_to_the_store(home: CliHome, more: list[str]):
