@@ -7,7 +7,6 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from quire.search.languages import Language, detect_language
@@ -32,9 +31,6 @@ MAX_EXCERPTS = 2
 """Passages of one message that its excerpt may have."""
 EXCERPT_CHARS = 300
 """Maximum characters of a highlighted excerpt, without the ellipses at its ends."""
-MAX_HIGHLIGHTED_CHARS = 2_000
-"""Characters of a text in which every term is located; in a longer one only near the passage with the most terms."""
-
 # It begins with a set of characters, which is quicker to search for than alternatives.
 _SENTENCE_END = re.compile(r"[.!?\n。！？](?:(?<=[\n。！？])|\s)\s*")
 _MAX_SENTENCE_CHARS = 6 * 2 * PASSAGE_WORDS
@@ -147,19 +143,11 @@ def make_excerpt(text: str, terms: Collection[str], *, max_chars: int = EXCERPT_
     A word is highlighted if the tokenizer gives it a term of the query, so that what is highlighted is what matched.
     Positions are in characters (code points).
     """
-    terms, language = frozenset(terms), detect_language(text)
-    first, last = 0, len(text)
-    if len(text) > MAX_HIGHLIGHTED_CHARS:
-        spans = _find_spans(text)
-        counts = [len(terms & find_distinct_terms(text[start:end], language)) for start, end in spans]
-        best = counts.index(max(counts))
-        first = spans[best - 1][0] if best > 0 else 0
-        last = spans[best + 1][1] if best + 1 < len(spans) else len(text)
-    line = " ".join(text[first:last].split())
-    matches = list(_find_matches(line, terms, language))
+    pieces = text.split()
+    line = " ".join(pieces)
+    matches = _find_matches(line, pieces, frozenset(terms), detect_language(text))
     start, end = _place_window(line, _find_densest(matches, max_chars), max_chars)
-    prefix = _ELLIPSIS if start > 0 or first > 0 else ""
-    suffix = _ELLIPSIS if end < len(line) or last < len(text) else ""
+    prefix, suffix = _ELLIPSIS if start > 0 else "", _ELLIPSIS if end < len(line) else ""
     shift = len(prefix) - start
     visible = (
         (max(each.start, start) + shift, min(each.end, end) + shift)
@@ -169,31 +157,33 @@ def make_excerpt(text: str, terms: Collection[str], *, max_chars: int = EXCERPT_
     return Excerpt(f"{prefix}{line[start:end]}{suffix}", _merge_spans(visible))
 
 
-def _find_matches(line: str, terms: frozenset[str], language: Language) -> Iterator[_Match]:
-    """The places of words with one of the terms, in a line whose only white space is single spaces."""
-    # Each distinct piece between spaces is looked up once, and only the few with a term are searched for its words.
-    pieces = line.split(" ")
-    matching_pieces = find_matching_pieces(pieces, terms, language)
-    if not matching_pieces:
-        return
-    chars_before = accumulate(map(len, pieces), initial=0)
-    for space_count, (piece, char_count) in enumerate(zip(pieces, chars_before, strict=False)):
-        if piece not in matching_pieces:
+def _find_matches(line: str, pieces: Iterable[str], terms: frozenset[str], language: Language) -> list[_Match]:
+    """The places of words with one of the terms, in order, in a line of pieces with single spaces between them."""
+    # Each distinct piece is looked up once. Only the few with a term are searched for: for words, and in the line.
+    padded, found = f" {line} ", list[_Match]()
+    for piece in find_matching_pieces(pieces, terms, language):
+        own_matches = list(_match_words(piece, terms, language))
+        start = padded.find(f" {piece} ")
+        while start >= 0:
+            found += [_Match(start + each.start, start + each.end, each.term) for each in own_matches]
+            start = padded.find(f" {piece} ", start + len(piece) + 1)
+    return sorted(found)
+
+
+def _match_words(piece: str, terms: frozenset[str], language: Language) -> Iterator[_Match]:
+    for word in find_words(piece):
+        matching, first = terms.intersection(tokenize_word(word[0], language)), word.start()
+        if not matching:
             continue
-        start = char_count + space_count
-        for word in find_words(piece):
-            matching, first = terms.intersection(tokenize_word(word[0], language)), start + word.start()
-            if not matching:
-                continue
-            if not UNSPACED_CHAR.match(word[0]):
-                yield _Match(first, start + word.end(), min(matching))
-                continue
-            # A run of a script without spaces, whose terms are characters and pairs of them.
-            normalized, offsets = _normalize_run(word[0])
-            for index in range(len(normalized)):
-                for end in (index + 1, index + 2):
-                    if (term := normalized[index:end]) in matching and end <= len(normalized):
-                        yield _Match(first + offsets[index], first + offsets[end], term)
+        if not UNSPACED_CHAR.match(word[0]):
+            yield _Match(first, word.end(), min(matching))
+            continue
+        # A run of a script without spaces, whose terms are characters and pairs of them.
+        normalized, offsets = _normalize_run(word[0])
+        for index in range(len(normalized)):
+            for end in (index + 1, index + 2):
+                if (term := normalized[index:end]) in matching and end <= len(normalized):
+                    yield _Match(first + offsets[index], first + offsets[end], term)
 
 
 def _normalize_run(run: str) -> tuple[str, list[int]]:

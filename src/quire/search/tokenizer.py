@@ -6,7 +6,7 @@ of all of them. The indexes store terms: after any change here, raise the format
 
 import re
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from threading import local
@@ -77,9 +77,7 @@ def iter_terms(text: str, language: Language) -> Iterator[str]:
 
 def find_matching_pieces(pieces: Iterable[str], terms: frozenset[str], language: Language) -> set[str]:
     """Those of the pieces of a text between white space, punctuation included, that have one of the terms."""
-    distinct = tuple(set(pieces))
-    found = map(_TERMS[language].__getitem__, distinct)
-    return {piece for piece, own in zip(distinct, found, strict=True) if not terms.isdisjoint(own)}
+    return _PIECES[language].find(set(pieces), terms)
 
 
 def find_distinct_terms(text: str, language: Language) -> set[str]:
@@ -154,6 +152,32 @@ class _TermCache(dict[str, tuple[str, ...]]):
 
 
 _TERMS: Mapping[Language, _TermCache] = MappingProxyType({language: _TermCache(language) for language in LANGUAGES})
+
+
+class _PieceCache:
+    """Pieces by the terms that they have, since the hits of searches have most of their pieces in common."""
+
+    def __init__(self, language: Language) -> None:
+        self._language: Language = language
+        self._known_and_by_term = set[str](), defaultdict[str, set[str]](set)
+
+    def find(self, pieces: set[str], terms: frozenset[str]) -> set[str]:
+        (known, by_term), found = self._known_and_by_term, set[str]()
+        if len(known) + len(pieces) > MAX_CACHED_WORDS:
+            self._known_and_by_term = known, by_term = set[str](), defaultdict[str, set[str]](set)
+        for piece in pieces - known:
+            own = _TERMS[self._language][piece]
+            if len(piece) <= MAX_WORD_CHARS and len(own) <= _MAX_CACHED_TERMS:
+                for term in own:
+                    by_term[term].add(piece)
+                # Last: another thread does not look up what is known.
+                known.add(piece)
+            elif not terms.isdisjoint(own):
+                found.add(piece)
+        return found.union(*(pieces & by_term[term] for term in terms if term in by_term))
+
+
+_PIECES: Mapping[Language, _PieceCache] = MappingProxyType({language: _PieceCache(language) for language in LANGUAGES})
 
 
 def _find_terms(word: str, language: Language) -> Iterable[str]:
