@@ -51,7 +51,7 @@ async def test_what_has_more_and_rarer_words_of_the_question_comes_first(store: 
     assert get_hit_keys(hits)[:2] == ["the river has an otter", "otters swim"]
     assert set(get_hit_keys(hits)) == {text for text in texts if "river" in text or "otter" in text}
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
-    assert hits[0].score == 1
+    assert 0 < hits[0].score <= 1
     assert (
         get_hit_keys(await store.passages.search("river", scopes=[VAULT_SCOPE], limit=2))
         == get_hit_keys(await store.passages.search("river", scopes=[VAULT_SCOPE]))[:2]
@@ -61,9 +61,8 @@ async def test_what_has_more_and_rarer_words_of_the_question_comes_first(store: 
 async def test_a_hit_has_all_that_was_put(store: SqlStore) -> None:
     await store.passages.put(VAULT_SCOPE, [Passage("a.md", "Otters swim", 3, title="Animals", at=7)])
     for query in ("otter", "animal", "OTTERS swimming"):
-        assert await store.passages.search(query, scopes=[VAULT_SCOPE]) == [
-            SearchHit(VAULT_SCOPE, "a.md", 3, "Animals", "Otters swim", 1, 7)
-        ]
+        [hit] = await store.passages.search(query, scopes=[VAULT_SCOPE])
+        assert hit == SearchHit(VAULT_SCOPE, "a.md", 3, "Animals", "Otters swim", hit.score, 7)
     assert await store.passages.get(VAULT_SCOPE, "a.md") == [Passage("a.md", "Otters swim", 3, "Animals", 7)]
     assert await store.passages.get(VAULT_SCOPE, "b.md") == []
 
@@ -154,7 +153,7 @@ async def test_vectors_find_what_shares_no_word(store: SqlStore) -> None:
     assert get_hit_keys(near) == ["east", "north"]
     both = await store.passages.search("otter sunset", scopes=[VAULT_SCOPE], vector=[0.1, 0.9], embedder="e")
     assert get_hit_keys(both)[0] == "north"
-    assert both[0].score == 1
+    assert 1 >= both[0].score > 1.5 * both[1].score
     assert set(get_hit_keys(both)) == {"north", "east", "west"}
     assert await store.passages.search("dawn", scopes=[VAULT_SCOPE], vector=EAST, embedder="unknown") == []
     with pytest.raises(InvalidEntry):

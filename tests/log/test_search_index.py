@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.builders import property_settings
-from quire.index.passages import TEXT_WEIGHT, VECTOR_WEIGHT, fuse_rankings
 from quire.index.types import Passage
 from quire.index.vectors import pack_vector
-from quire.search.postings import NUMBERS_PER_BLOCK, POSTING_BYTES, RankedPassage, build_postings
+from quire.search.postings import NUMBERS_PER_BLOCK, POSTING_BYTES, build_postings
 from quire.search.tokenizer import count_terms
 from quire.store import SqlStore
 
@@ -95,15 +94,3 @@ async def test_naming_a_scope_twice_changes_nothing(store: SqlStore):
     for options in ({}, {"vector": [1.0, 0.0], "embedder": "e"}):
         once = await store.passages.search("otter heron", scopes=[SCOPE], **options)
         assert await store.passages.search("otter heron", scopes=[SCOPE, SCOPE], **options) == once
-
-
-def test_what_both_ways_find_comes_before_what_one_finds():
-    ranked = [
-        (TEXT_WEIGHT, [RankedPassage("s", 1, 9.0), RankedPassage("s", 2, 8.0)]),
-        (VECTOR_WEIGHT, [RankedPassage("s", 3, 0.9), RankedPassage("s", 2, 0.8)]),
-    ]
-    fused = fuse_rankings(ranked)
-    assert [number for (_, number), _ in fused] == [2, 1, 3]
-    # First in one ranking alone, each has the share of that ranking.
-    assert fused[1][1] == pytest.approx(TEXT_WEIGHT / (TEXT_WEIGHT + VECTOR_WEIGHT))
-    assert fused[2][1] == pytest.approx(VECTOR_WEIGHT / (TEXT_WEIGHT + VECTOR_WEIGHT))

@@ -3,7 +3,7 @@
 from hashlib import sha256
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from infra.strategies import texts
@@ -134,6 +134,7 @@ def test_a_query_of_a_known_language_has_few_terms():
     assert len(tokenize_query("Fahrräder")) <= len(LATIN_LANGUAGES)
 
 
+@example("\u0300")
 @given(st.text())
 def test_any_text_has_terms_that_are_short_and_the_same_each_time(text: str):
     terms = tokenize(text)

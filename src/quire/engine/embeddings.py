@@ -59,6 +59,10 @@ async def search_passages(
     store: SqlStore, embedder: Embedder | None, query: str, *, scope: str, limit: int
 ) -> list[SearchHit]:
     """Searches the passages of a scope, documents or memories, by words and by meaning."""
-    vector = await embed_query(embedder, query)
+    # The import takes long, and most commands search nothing.
+    from quire.search.query import parse_query
+
+    parsed = parse_query(query, at=0)
+    vector = await embed_query(embedder, parsed.text, subject=parsed.subject)
     name = embedder.name if embedder is not None else None
     return await store.passages.search(query, scopes=[scope], limit=limit, vector=vector, embedder=name)

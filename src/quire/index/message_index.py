@@ -27,6 +27,7 @@ from quire.index.inverted_index import (
     append_index_rows,
     get_scope,
     lock_scope,
+    remove_from_index_rows,
     remove_numbers,
     split_chunks,
     update_scope,
@@ -50,9 +51,13 @@ from quire.search.postings import (
     ENTRIES_PER_SEGMENT,
     FORMAT_VERSION,
     MAX_MESSAGE_TOPICS,
+    NUMBERS_PER_BLOCK,
     TOPIC_PASSAGE,
+    IndexRowKey,
     build_postings,
+    remove_postings,
 )
+from quire.view.recalled_messages import to_searchable_text
 
 MAX_UNINDEXED_BRANCHES = 500
 """Branches of one indexing batch."""
@@ -249,8 +254,9 @@ def _select_topics(topics: Mapping[MessagePlace, list[str]], task: SegmentTask) 
 def _read_topics(connection: Connection, tenant: str, conversation: str) -> dict[MessagePlace, list[str]]:
     topics: defaultdict[MessagePlace, list[str]] = defaultdict(list)
     for entry in reversed(reads.read_topic_indexes(connection, tenant, conversation)):
-        branch = conversations.get_branch(connection, tenant, conversation, entry.branch)
-        for place, texts in locate_topics(entry, branch).items():
+        for place, texts in locate_topics(
+            entry, conversations.get_branch(connection, tenant, conversation, entry.branch)
+        ).items():
             topics[place] += texts
     return topics
 
@@ -258,14 +264,19 @@ def _read_topics(connection: Connection, tenant: str, conversation: str) -> dict
 def locate_topics(entry: Entry, branch: Branch) -> dict[MessagePlace, list[str]]:
     """Texts of the topics of an index on this branch, by the messages that they cite."""
     topics: defaultdict[MessagePlace, list[str]] = defaultdict(list)
+    for place, topic in _iter_citations(entry, branch):
+        if len(topics[place]) < MAX_MESSAGE_TOPICS:
+            topics[place].append(f"{topic.label}: {topic.text}")
+    return topics
+
+
+def _iter_citations(entry: Entry, branch: Branch) -> Iterator[tuple[MessagePlace, Topic]]:
     # Changed content is not indexed: the digest is checked.
-    index = cast(TopicIndex, entry.body)
-    for topic in index.topics:
+    for topic in cast(TopicIndex, entry.body).topics:
         for seq in topic.messages:
             owner = branch.find_owner(seq)
-            if owner is not None and len(topics[owner, seq]) < MAX_MESSAGE_TOPICS:
-                topics[owner, seq].append(f"{topic.label}: {topic.text}")
-    return topics
+            if owner is not None:
+                yield (owner, seq), topic
 
 
 def put_segments(
@@ -392,6 +403,80 @@ def rewrite_segment(
     connection.execute(update_rows(message_segments).where(*key).values(**values, **data._asdict()))
 
 
+def erase_messages(
+    connection: Connection, tenant: str, all_branches: Sequence[Branch], purged: Sequence[Entry]
+) -> None:
+    """Erases these entries of a conversation, given with their text, from the index.
+
+    The terms of a message are found again from its text. If they differ from the terms of its row in the segment, every
+    row of its block of the inverted index is searched instead. Segments that cannot be read, and those with messages
+    that a purged topic index cites, are emptied and built again.
+    """
+    from quire.search import segments
+    from quire.search.segment_codec import decode_segment, encode_segment
+
+    scope, conversation = lock_messages(connection, tenant), all_branches[0].conversation
+    by_segment: defaultdict[tuple[int, int], list[Entry]] = defaultdict(list)
+    with_topics: set[tuple[int, int]] = set()
+    for entry in purged:
+        if entry.kind == "message":
+            by_segment[entry.branch, (entry.seq - 1) // ENTRIES_PER_SEGMENT].append(entry)
+        elif entry.kind == "topic_index":
+            [branch] = (each for each in all_branches if each.number == entry.branch)
+            places = locate_topics(entry, branch)
+            with_topics |= {(owner, (seq - 1) // ENTRIES_PER_SEGMENT) for owner, seq in places}
+    numbers_by_row: defaultdict[IndexRowKey, set[int]] = defaultdict(set)
+    for owner, number in sorted({*by_segment, *with_topics}):
+        own = {"tenant": tenant, "conversation": conversation, "branch": owner, "segment": number}
+        row = connection.execute(_SEGMENT, own).first()
+        if row is None:
+            continue
+        ref, erased = SegmentRef._make(row), by_segment[owner, number]
+        scope = scope._replace(revision=scope.revision + 1)
+        [data] = read_segments(connection, tenant, conversation, [ref])
+        segment = None
+        if ref.format == FORMAT_VERSION and (owner, number) not in with_topics:
+            with suppress(UnreadableSegment):
+                segment = decode_segment(data.columns, data.terms)
+        if segment is None:
+            scope = _drop_segment(connection, tenant, conversation, ref, scope)
+            continue
+        rows = {
+            int(seq): row
+            for row, seq in enumerate(segment.columns.seq)
+            if segment.columns.roles[row] != segments.ERASED_ROLE
+        }
+        indexed = [(rows[entry.seq], entry) for entry in erased if entry.seq in rows]
+        for row, entry in indexed:
+            number = ref.number * ENTRIES_PER_SEGMENT + row
+            message_terms = segments.count_message_terms(to_searchable_text(entry.message))
+            if set(map(segments.hash_term, message_terms)) != segments.list_term_hashes(segment, row):
+                remove_numbers(connection, tenant, scope.scope, [number])
+                continue
+            for term in message_terms:
+                numbers_by_row[number // NUMBERS_PER_BLOCK, term].add(number)
+        scope = scope._replace(passage_count=scope.passage_count - len(indexed))
+        remaining = segments.erase_messages(segment, [entry.seq for entry in erased])
+        if (remaining.columns.roles == segments.ERASED_ROLE).all():
+            remaining = segments.build_segment(())
+        data = SegmentData(*encode_segment(remaining))
+        rewrite_segment(connection, tenant, conversation, ref, data, revision=scope.revision)
+    remove_from_index_rows(connection, tenant, scope.scope, numbers_by_row, remove_numbers=remove_postings)
+    update_scope(connection, tenant, scope)
+
+
+def _drop_segment(
+    connection: Connection, tenant: str, conversation: str, ref: SegmentRef, scope: SearchScope
+) -> SearchScope:
+    """Empties a segment, and marks its branch as unindexed, so that it is built again."""
+    first = ref.number * ENTRIES_PER_SEGMENT
+    removed = remove_numbers(connection, tenant, scope.scope, range(first, first + ENTRIES_PER_SEGMENT))
+    empty = SegmentData(b"", b"")
+    rewrite_segment(connection, tenant, conversation, ref, empty, revision=scope.revision, format=0)
+    mark_unindexed(connection, tenant, conversation, ref.branch, ref.last_seq)
+    return scope._replace(passage_count=scope.passage_count - removed)
+
+
 def _check_range(branch: Branch, update: SegmentUpdate) -> None:
     first = max(update.segment * ENTRIES_PER_SEGMENT, branch.fork_seq) + 1
     last = min((update.segment + 1) * ENTRIES_PER_SEGMENT, branch.head_seq)
@@ -511,12 +596,9 @@ def find_topics(connection: Connection, tenant: str, keys: Collection[MessageKey
     for conversation in sorted({key.conversation for key in keys}):
         for entry in reads.read_topic_indexes(connection, tenant, conversation, limit=MAX_READ_INDEXES):
             branch = conversations.get_branch(connection, tenant, conversation, entry.branch)
-            for topic in cast(TopicIndex, entry.body).topics:
-                for seq in topic.messages:
-                    owner = branch.find_owner(seq)
-                    key = MessageKey(conversation, -1 if owner is None else owner, seq)
-                    if key in wanted:
-                        found[key].append(topic)
+            for place, topic in _iter_citations(entry, branch):
+                if (key := MessageKey(conversation, *place)) in wanted:
+                    found[key].append(topic)
     return found
 
 

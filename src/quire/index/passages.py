@@ -1,8 +1,8 @@
 """Searchable passages, written together with their rows in the inverted index, and the hybrid search in them.
 
 A writer first locks the scope's row in `quire_search_scopes`, so passages and index agree at every commit. A search
-combines BM25 and vector rankings by reciprocal rank fusion. A query is any text: the tokenizer splits it like the
-passages, so it has no syntax.
+ranks them by words and by vectors, as a list of messages is (`quire.search.ranker`). A query is any text: it is parsed
+like a question, so it has no syntax.
 """
 
 from __future__ import annotations
@@ -24,28 +24,26 @@ from quire.index.types import Passage, PassageVector, SearchHit, UnembeddedPassa
 from quire.log.tenant_masker import mask_text
 from quire.search.postings import (
     NUMBERS_PER_BLOCK,
+    BlockPostings,
     IndexRowKey,
-    PostingRow,
-    RankedPassage,
     build_postings,
-    rank_by_bm25,
+    inverse_document_frequency,
+    read_word,
     remove_postings,
 )
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from quire.search.query import QueryWord
+    from quire.search.vectors import FloatArray
 
 _TITLE_WEIGHT = 2
 """A word in the title counts as this many words of the text."""
 MAX_UNINTERRUPTED_CHARS = 20_000
 """Characters whose terms are counted before other tasks run."""
-TEXT_WEIGHT = 1.0
-VECTOR_WEIGHT = 0.7
-# Damping constant of reciprocal rank fusion: the usual value; results hardly depend on it.
-_RRF_K = 60
-MAX_QUERY_TERMS = 64
-"""Maximum terms of a query; later ones are ignored."""
+MIN_CANDIDATES = 60
+"""Passages by words, and as many by similarity, that a search for a few hits ranks."""
 PassageKey = tuple[str, int]
 """Scope and passage number."""
 
@@ -299,47 +297,69 @@ def hybrid_search(
 
     With a vector and the name of its embedder, also passages with similar vectors.
     """
-    from quire.search.tokenizer import tokenize_query
+    from quire.search.query import MAX_QUERY_WORDS, parse_query
 
-    depth = max(3 * limit, 60)
-    unique_scopes = list(dict.fromkeys(scopes))
-    query_terms = tokenize_query(query)[:MAX_QUERY_TERMS]
-    posting_rows: list[PostingRow] = []
-    count = 0
-    for scope in unique_scopes if query_terms else ():
-        params = {"tenant": tenant, "scope": scope}
-        count += connection.execute(_PASSAGE_COUNT, params).scalar() or 0
-        rows = connection.execute(_POSTINGS, {**params, "query_terms": query_terms})
-        posting_rows += [PostingRow(scope, term, block, postings) for term, block, postings in rows]
-    rankings = [(TEXT_WEIGHT, rank_by_bm25(posting_rows, passage_count=count, limit=depth))]
-    if vector is not None and embedder is not None:
-        nearest = [
-            ranked
-            for scope in unique_scopes
-            for ranked in vectors.find_nearest(connection, tenant, scope, vector, embedder=embedder, limit=depth)
-        ]
-        nearest.sort(key=lambda ranked: -ranked.score)
-        rankings.append((VECTOR_WEIGHT, nearest[:depth]))
-    scores = dict(fuse_rankings(rankings)[:limit])
+    words = parse_query(query, at=0).words[:MAX_QUERY_WORDS]
+    scores: dict[PassageKey, float] = {}
+    for scope in dict.fromkeys(scopes):
+        own = _score_scope(connection, tenant, scope, words, vector, embedder, depth=max(3 * limit, MIN_CANDIDATES))
+        scores |= {(scope, number): score for number, score in own}
+    best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:limit]
     hits: dict[PassageKey, SearchHit] = {}
-    for scope in unique_scopes:
-        for chunk in split_chunks(number for owner, number in scores if owner == scope):
+    for scope in dict.fromkeys(scopes):
+        for chunk in split_chunks(number for (owner, number), _ in best if owner == scope):
             for number, *row in connection.execute(_HITS, {"tenant": tenant, "scope": scope, "numbers": chunk}):
                 key, part, title, text, at, digest = row
                 # A passage that was changed is no hit: requests contain its text.
                 if Passage(key, text, part, title, at).digest == digest:
                     hits[scope, number] = SearchHit(scope, key, part, title, text, round(scores[scope, number], 6), at)
-    return [hits[key] for key in scores if key in hits]
+    return [hits[key] for key, _ in best if key in hits]
 
 
-def fuse_rankings(rankings: Sequence[tuple[float, Sequence[RankedPassage]]]) -> list[tuple[PassageKey, float]]:
-    """Reciprocal rank fusion: each ranking adds its weight over the rank; a passage first in every ranking scores 1."""
-    sums: defaultdict[PassageKey, float] = defaultdict(float)
-    max_score = sum(weight for weight, _ in rankings) / (_RRF_K + 1)
-    for weight, ranking in rankings:
-        for rank, each in enumerate(ranking, start=1):
-            sums[each.scope, each.number] += weight / (_RRF_K + rank) / max_score
-    return sorted(sums.items(), key=lambda item: (-item[1], item[0]))
+def _score_scope(
+    connection: Connection,
+    tenant: str,
+    scope: str,
+    words: Sequence[QueryWord],
+    vector: ArrayLike | None,
+    embedder: str | None,
+    *,
+    depth: int,
+) -> list[tuple[int, float]]:
+    """Numbers and scores of the best passages by words, and of as many by similarity."""
+    import numpy as np
+
+    from quire.search.ranker import find_highest, score_for_list
+
+    params = {"tenant": tenant, "scope": scope}
+    count = connection.execute(_PASSAGE_COUNT, params).scalar() or 0
+    postings: defaultdict[str, list[BlockPostings]] = defaultdict(list)
+    query_terms = list({term for word in words for term in word.terms})
+    for term, block, data in connection.execute(_POSTINGS, {**params, "query_terms": query_terms}):
+        postings[term].append((block, data))
+    found, added, total = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.float32)], 0.0
+    for word in words:
+        matching, by_term = read_word(word.terms, postings)
+        idf = word.weight * inverse_document_frequency(matching, total=count)
+        total += idf
+        found += [each.numbers for each in by_term]
+        added += [each.weights * np.float32(idf) for each in by_term]
+    numbers, places = np.unique(np.concatenate(found), return_inverse=True)
+    shares = np.minimum(np.bincount(places, np.concatenate(added), minlength=len(numbers)) / (total or 1), 1)
+    best = find_highest(shares, depth)
+    share_by_number: dict[int, float] = dict(zip(numbers[best].tolist(), shares[best].tolist(), strict=True))
+    similar: dict[int, float] = {}
+    if vector is not None and embedder is not None:
+        similar = vectors.find_similar(
+            connection, tenant, scope, vector, embedder=embedder, limit=depth, also=share_by_number
+        )
+    candidates = list(share_by_number | similar)
+    signals: dict[str, FloatArray] = {}
+    for name, is_used, values in (("match_share", words, share_by_number), ("similarity", similar, similar)):
+        if is_used:
+            signals[name] = np.array([values.get(number, 0) for number in candidates], dtype=np.float32)
+    scores: list[float] = score_for_list(signals).tolist() if candidates else []
+    return [(number, score) for number, score in zip(candidates, scores, strict=True) if score > 0]
 
 
 class Passages(StorePart):

@@ -59,7 +59,8 @@ class PassageVector(NamedTuple):
 
 
 class SearchHit(NamedTuple):
-    """A passage found by a search. Its score is 1 if every ranking puts it first."""
+    """A passage found by a search. Its score is from 0 to 1: the share of the query's words, by their rarity, and the
+    similarity of meaning."""
 
     scope: str
     key: str

@@ -1,7 +1,7 @@
-"""Vector search: exact nearest neighbours by cosine similarity.
+"""Vector search: exact cosine similarities.
 
-PostgreSQL ranks the vectors where it has the extension pgvector. Elsewhere they are stored in the rows of the inverted
-index, by blocks, and ranked in this process. Both scan every vector of the scope, so the result is exact.
+PostgreSQL compares the vectors where it has the extension pgvector. Elsewhere they are stored in the rows of the
+inverted index, by blocks, and compared in this process. Both scan every vector of the scope, so the result is exact.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quire.db.pgvector import uses_pgvector
 from quire.db.raw_sql import fetch_binary
 from quire.errors import StoreError
 from quire.index import inverted_index
-from quire.search.postings import IndexRowKey, RankedPassage
+from quire.search.postings import IndexRowKey
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,26 +92,37 @@ def remove_vectors(connection: Connection, tenant: str, scope: str, removed: Ite
             inverted_index.remove_from_index_rows(connection, tenant, scope, numbers_by_row, remove_numbers=remove)
 
 
-def find_nearest(
-    connection: Connection, tenant: str, scope: str, vector: ArrayLike, *, embedder: str, limit: int
-) -> list[RankedPassage]:
-    """The passages with the most similar vectors of the same embedder, nearest first."""
+def find_similar(
+    connection: Connection,
+    tenant: str,
+    scope: str,
+    vector: ArrayLike,
+    *,
+    embedder: str,
+    limit: int,
+    also: Collection[int] = (),
+) -> dict[int, float]:
+    """Cosines above 0 of the `limit` passages with the most similar vectors of the same embedder, nearest first, and of
+    the passages `also`."""
     params = {"tenant": tenant, "scope": scope}
     packed = pack_vector(vector)
     if uses_pgvector(connection):
         params |= {"embedder": embedder, "vector": _to_pgvector_text(packed)}
-        rows = connection.execute(_NEAREST, {**params, "dimensions": len(packed) // 4, "limit": limit})
-        ranked = [(row.number, row.score) for row in rows]
+        params |= {"dimensions": len(packed) // 4, "limit": limit, "also": list(also)}
+        similar = [tuple(row) for row in connection.execute(_SIMILAR, params)]
     else:
-        ranked = _rank_in_process(connection, params, packed, embedder, limit)
-    return [RankedPassage(scope, number, score) for number, score in ranked if score > 0]
+        similar = _compare_in_process(connection, params, packed, embedder, limit, also)
+    return {number: score for number, score in similar if score > 0}
 
 
 # Vectors have unit length, so the inner product is the cosine similarity.
-_NEAREST = text("""
-    SELECT number, -(vector <#> CAST(:vector AS vector)) AS score FROM quire_passages
-    WHERE tenant = :tenant AND scope = :scope AND embedder = :embedder AND vector_dims(vector) = :dimensions
-    ORDER BY vector <#> CAST(:vector AS vector), number LIMIT :limit
+_SIMILAR = text("""
+    WITH own AS (
+        SELECT number, -(vector <#> CAST(:vector AS vector)) AS score FROM quire_passages
+        WHERE tenant = :tenant AND scope = :scope AND embedder = :embedder AND vector_dims(vector) = :dimensions
+    )
+    (SELECT number, score FROM own ORDER BY score DESC, number LIMIT :limit)
+    UNION ALL SELECT number, score FROM own WHERE number = ANY(:also)
 """)
 
 
@@ -141,8 +152,13 @@ def _to_pgvector_text(vector: bytes) -> str:
     return f"[{','.join(map('{:.9g}'.format, np.frombuffer(vector, dtype='<f4').tolist()))}]"
 
 
-def _rank_in_process(
-    connection: Connection, params: Mapping[str, Any], vector: bytes, embedder: str, limit: int
+def _compare_in_process(
+    connection: Connection,
+    params: Mapping[str, Any],
+    vector: bytes,
+    embedder: str,
+    limit: int,
+    also: Collection[int],
 ) -> list[tuple[int, float]]:
     import numpy as np
 
@@ -160,8 +176,8 @@ def _rank_in_process(
     if not numbers:
         return []
     number, score = np.concatenate(numbers), np.concatenate(scores)
-    order = np.lexsort((number, -score))[:limit]
-    return [(int(number[index]), float(score[index])) for index in order]
+    chosen = np.concatenate([np.lexsort((number, -score))[:limit], np.flatnonzero(np.isin(number, list(also)))])
+    return list(zip(number[chosen].tolist(), score[chosen].tolist(), strict=True))
 
 
 _VECTOR_BLOCKS = text(f"""

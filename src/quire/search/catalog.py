@@ -4,10 +4,7 @@ One row per message: time, role, speaker, a quantized vector and its sketch; wor
 each query. The catalog grows by the segments that changed since its last revision. A changed segment is written behind
 the last row again and its former rows become dead; when there are many of them, the rows are compacted.
 
-Ranking: candidates are the best by words and by sketch. All of them are scored exactly, as a list (`ranker.WEIGHTS`):
-the share of the query's IDF that a message, or a passage of a long one, matches (BM25), its cosine similarity, what the
-messages near it match, whether it opens a session, whether the query names its date, and for a query of a speaker about
-themselves, whether the message speaks so too.
+Candidates are the best by words and by sketch. All of them are scored exactly, as a list, by `quire.search.ranker`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,11 +21,9 @@ from quire.search.message_features import FRACTION_SCALE
 from quire.search.passages import MAX_RANKED_PASSAGES
 from quire.search.postings import (
     ENTRIES_PER_SEGMENT,
-    NUMBERS_PER_BLOCK,
-    POSTING_BYTES,
-    WEIGHT_SCALE,
+    BlockPostings,
     inverse_document_frequency,
-    posting_dtype,
+    read_word,
 )
 from quire.search.query import MAX_QUERY_WORDS, Query, QueryWord
 from quire.search.ranker import WordMatches, compute_list_signals, find_highest, score_for_list
@@ -62,9 +57,6 @@ MAX_DEAD_SHARE = 0.25
 """Share of dead rows above which the rows are compacted."""
 _SCORE_DIGITS = 6
 _MIN_CAPACITY = 1_024
-
-BlockPostings = tuple[int, bytes]
-"""Block, and its postings (`postings`)."""
 
 
 class SegmentChange(NamedTuple):
@@ -378,26 +370,16 @@ class MessageCatalog:
         rows_by_word: list[IntArray] = []
         idfs: list[float] = []
         for word in words:
-            # Message numbers, passages and term weights, by term.
-            decoded: list[tuple[IntArray, IntArray, FloatArray]] = []
-            matching = 0
-            for blocks in (postings.get(term, ()) for term in word.terms):
-                stored = np.frombuffer(b"".join(data for _, data in blocks), dtype=posting_dtype())
-                counts = [len(data) // POSTING_BYTES for _, data in blocks]
-                first = np.repeat(np.array([block for block, _ in blocks], dtype=np.int64) * NUMBERS_PER_BLOCK, counts)
-                numbers = first + stored["offset"]
-                # The passages of a message are next to each other.
-                matching = max(matching, int(np.count_nonzero(np.diff(numbers, prepend=-1))))
-                decoded.append((numbers, stored["passage"], stored["weight"].astype(np.float32)))
+            matching, found = read_word(word.terms, postings)
             idfs.append(word.weight * inverse_document_frequency(matching, total=len(self)))
             word_rows: list[IntArray] = [np.zeros(0, dtype=np.int64)]
-            for numbers, passages, weights in decoded if len(self._starts) else ():
+            for numbers, passages, weights in found if len(self._starts) else ():
                 segments, offsets = numbers // ENTRIES_PER_SEGMENT, numbers % ENTRIES_PER_SEGMENT
                 in_table = segments < len(self._starts)
                 segments = np.where(in_table, segments, 0)
                 starts = self._starts[segments]
                 known = in_table & (starts >= 0) & (offsets < self._counts[segments])
-                rows, added = (starts + offsets), weights * np.float32(idfs[-1] / WEIGHT_SCALE)
+                rows, added = starts + offsets, weights * np.float32(idfs[-1])
                 # As a whole, a message occurs once in the postings of a term, so this addition loses nothing.
                 is_whole, in_passage = known & (passages == 0), known & (passages > 0)
                 scores[rows[is_whole]] += added[is_whole]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
 FORMAT_VERSION = 6
 """Format of every search index. Raise it with each change of the tokenizer, the features, the codec, or of what is
@@ -39,17 +40,15 @@ IndexRowKey = tuple[int, str]
 """Block and term: the key of one row."""
 
 
-class PostingRow(NamedTuple):
-    scope: str
-    term: str
-    block: int
-    postings: bytes
+BlockPostings = tuple[int, bytes]
+"""Block, and its postings."""
 
 
-class RankedPassage(NamedTuple):
-    scope: str
-    number: int
-    score: float
+class TermPostings(NamedTuple):
+    numbers: NDArray[np.int64]
+    passages: NDArray[np.uint8]
+    weights: NDArray[np.float32]
+    """The part of BM25 that a passage decides, from 0 to 1."""
 
 
 def build_postings(
@@ -86,40 +85,19 @@ def remove_postings(postings: bytes, numbers: Collection[int]) -> bytes:
     return stored[~is_removed].tobytes()
 
 
-def rank_by_bm25(rows: Collection[PostingRow], *, passage_count: int, limit: int) -> list[RankedPassage]:
-    """The passages with the highest BM25 scores for the terms of these rows, best first."""
+def read_word(terms: Iterable[str], postings: Mapping[str, Sequence[BlockPostings]]) -> tuple[int, list[TermPostings]]:
+    """The number of messages with a word, and the postings of each of the terms that it may have."""
     import numpy as np
 
-    if not rows:
-        return []
-    blocks = sorted({(row.scope, row.block) for row in rows})
-    starts = {block: index * NUMBERS_PER_BLOCK for index, block in enumerate(blocks)}
-    passages_with_term: defaultdict[str, int] = defaultdict(int)
-    for row in rows:
-        passages_with_term[row.term] += len(row.postings) // POSTING_BYTES
-    idf = {
-        term: np.float32(inverse_document_frequency(count, total=passage_count) / WEIGHT_SCALE)
-        for term, count in passages_with_term.items()
-    }
-    scores = np.zeros(len(blocks) * NUMBERS_PER_BLOCK, dtype=np.float32)
-    for row in rows:
-        stored = np.frombuffer(row.postings, dtype=posting_dtype())
-        # Each passage occurs once per row, so this fancy-indexed addition loses nothing.
-        scores[starts[row.scope, row.block] + stored["offset"].astype(np.intp)] += stored["weight"] * idf[row.term]
-    # The highest scores above zero; equal ones by number.
-    [indexes] = np.nonzero(scores)
-    if len(indexes) > limit:
-        threshold = np.partition(scores[indexes], len(indexes) - limit)[len(indexes) - limit]
-        indexes = indexes[scores[indexes] >= threshold]
-    best = indexes[np.argsort(-scores[indexes], kind="stable")[:limit]].tolist()
-    return [
-        RankedPassage(
-            blocks[index // NUMBERS_PER_BLOCK][0],
-            blocks[index // NUMBERS_PER_BLOCK][1] * NUMBERS_PER_BLOCK + index % NUMBERS_PER_BLOCK,
-            float(scores[index]),
-        )
-        for index in best
-    ]
+    found: list[TermPostings] = []
+    for blocks in (postings.get(term, ()) for term in terms):
+        stored = np.frombuffer(b"".join(data for _, data in blocks), dtype=posting_dtype())
+        counts = [len(data) // POSTING_BYTES for _, data in blocks]
+        first = np.repeat(np.array([block for block, _ in blocks], dtype=np.int64) * NUMBERS_PER_BLOCK, counts)
+        weights = stored["weight"].astype(np.float32) / np.float32(WEIGHT_SCALE)
+        found.append(TermPostings(first + stored["offset"], stored["passage"], weights))
+    # The passages of a message are next to each other.
+    return max((int(np.count_nonzero(np.diff(each.numbers, prepend=-1))) for each in found), default=0), found
 
 
 def inverse_document_frequency(matching: int, *, total: int) -> float:

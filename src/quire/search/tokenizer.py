@@ -197,7 +197,9 @@ def _find_terms(word: str, language: Language) -> Iterable[str]:
         language = "russian"
     elif language not in LATIN_LANGUAGES:
         language = "english"
-    if normalized in STOP_WORDS[language] or (len(normalized) < 2 and normalized.isalpha()):
+    is_letter = len(normalized) < 2 and normalized.isalpha()
+    # Accents without a letter leave nothing.
+    if normalized in STOP_WORDS[language] or is_letter or not _strip_accents(normalized):
         return ()
     word = normalized[:MAX_WORD_CHARS]
     if language != "english":

@@ -21,7 +21,7 @@ from quire.db.stored_bytes import recount_bytes
 from quire.errors import InvalidEntry, InvalidRequest
 from quire.index import memories, passages
 from quire.index.documents import delete_documents
-from quire.index.message_erasure import erase_messages
+from quire.index.message_index import erase_messages
 from quire.log import blobs, conversations, ledger, reads, transcripts
 from quire.log.observations import delete_observations
 from quire.log.request_bodies import BodyReader, delete_bodies, list_conversations
