@@ -14,6 +14,7 @@ from chat_harness import QUIRE_PROGRAM
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_server import ScriptedServer, scripted_server
+from test_startup import RUN_COMMAND, list_imports
 from typer.testing import CliRunner, Result
 
 from quire.cli.app import app
@@ -49,6 +50,12 @@ def ask(*words: str, piped: str = "") -> Result:
 def test_the_reply_is_all_that_goes_to_standard_output(home: Path):
     done = ask("Hello")
     assert (done.exit_code, done.stdout, done.stderr) == (0, "You said 5 characters.\n", "")
+
+
+def test_a_local_model_needs_no_package_of_a_provider(home: Path):
+    modules = list_imports(RUN_COMMAND, "ask", "Hello")
+    assert "httpx2" in modules
+    assert not modules & {"pydantic_ai", "openai", "anthropic", "aiohttp", "httpx"}
 
 
 def test_what_is_piped_in_alone_is_the_question(home: Path, server: ScriptedServer):

@@ -16,7 +16,7 @@ import pytest
 from cli_fixtures import TIDES_ID, CliHome
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from test_startup import RUN_COMMAND, list_imports, to_third_party
+from test_startup import RUN_COMMAND
 from typer.testing import CliRunner
 
 from quire.cli.app import app
@@ -305,13 +305,6 @@ def test_a_terminal_shows_the_same(home: CliHome, columns: int):
         shown.append(pexpect.spawn(sys.executable, arguments, env=environment, dimensions=(24, columns)).read())
     assert shown[0] == shown[1]
     assert b"\x1b[1m" in shown[0]
-
-
-@pytest.mark.parametrize("words", [("conversation", "list"), ("context", "show", "--reply", "3")])
-def test_it_imports_no_database_library_and_no_schemas(home: CliHome, words: tuple[str, ...]):
-    modules = list_imports(RUN_COMMAND, *words)
-    assert to_third_party(modules) <= {"platformdirs", "rich"}
-    assert not modules & {"asyncio", "quire.model", "quire.settings", "quire.engine"}
 
 
 def change_database(statement: str) -> Callable[[CliHome, pytest.MonkeyPatch], None]:

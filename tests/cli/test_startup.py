@@ -41,6 +41,13 @@ NOT_IMPORTED_BY_CONTEXT_SHOW = {
 }
 """Modules of packages that it does import, but of which it uses other parts."""
 MAX_MODULES_OF_CONTEXT_SHOW = 615
+QUICK_COMMANDS = {
+    ("statusline",): set[str](),
+    ("hook", "claude-code"): set[str](),
+    ("conversation", "list"): {"platformdirs", "rich"},
+    ("context", "show", "tides", "--reply", "2"): {"platformdirs", "rich"},
+}
+"""Packages that short commands import, besides the standard library."""
 MAX_VERSION_CPU_RATIO = 2.0
 """About 1.1 on a machine with nothing else to do."""
 
@@ -96,6 +103,32 @@ async def test_context_show_imports_what_it_needs(tmp_path: Path, monkeypatch: p
     assert not unexpected
     assert not modules & NOT_IMPORTED_BY_CONTEXT_SHOW
     assert len(modules) <= MAX_MODULES_OF_CONTEXT_SHOW
+
+
+@pytest.mark.parametrize("words", QUICK_COMMANDS)
+async def test_a_quick_command_imports_no_other_package(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in [each for each in os.environ if each.startswith(("QUIRE_", "XDG_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    database = tmp_path / ".local/share/quire/quire.db"
+    database.parent.mkdir(parents=True)
+    async with open_engine(f"sqlite:///{database}", model="gpt-4o") as engine:
+        conversation = await engine.conversation("tides")
+        await conversation.record("At noon.", request=await conversation.prepare("When?"))
+    modules = list_imports(RUN_COMMAND, *words)
+    assert to_third_party(modules) <= QUICK_COMMANDS[words]
+    assert not modules & {"quire.model", "quire.settings", "quire.engine", "quire.store"}
+    if "rich" not in QUICK_COMMANDS[words]:
+        assert not modules & {"asyncio", "sqlite3", "quire.rows"}
+
+
+@pytest.mark.parametrize("words", [("--help",), ("search", "--help"), ("context", "--help")])
+def test_help_imports_no_database_and_no_engine(words: tuple[str, ...]):
+    modules = list_imports(RUN_COMMAND, *words)
+    assert not modules & {"sqlalchemy", "numpy", "httpx2", "quire.engine", "quire.store"}
 
 
 def measure_cpu_seconds(command: Sequence[str]) -> float:

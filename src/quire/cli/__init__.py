@@ -2,6 +2,9 @@
 
 import sys
 
+QUICK_COMMANDS = (["conversation", "list"], ["context", "show"])
+"""Commands that `quire.cli.quick_reads` may run with few imports."""
+
 
 def main() -> None:
     # Before any other import, because scripts wait for the version.
@@ -51,14 +54,17 @@ def run_app() -> None:
     # Imported objects live until the end; collecting among them again and again would only slow a short command.
     gc.disable()
     from quire.cli.platforms import replace_unencodable
-    from quire.cli.quick_reads import print_quickly
 
     replace_unencodable(sys.stdout, sys.stderr)
     try:
-        if not print_quickly(sys.argv[1:]):
-            from quire.cli.app import app
+        if sys.argv[1:3] in QUICK_COMMANDS:
+            from quire.cli.quick_reads import print_quickly
 
-            app(prog_name="quire")
+            if print_quickly(sys.argv[1:]):
+                return
+        from quire.cli.app import app
+
+        app(prog_name="quire")
     except ModuleNotFoundError as missing:
         if missing.name not in ("typer", "rich"):
             raise
