@@ -34,7 +34,7 @@ CHANGED = "changed"
 """Kind of the notification that a branch of a conversation has a new head."""
 RESUMED = "resumed"
 """Kind of the notification, without a topic, that notifications of other processes may have been missed until now."""
-SEND_INTERVAL_SECONDS = 0.02
+SEND_INTERVAL_SECONDS = 0.05
 """Minimum time between two transactions that send notifications."""
 MAX_DETAIL_CHARS = 500
 """Maximum length of a detail; PostgreSQL accepts payloads of less than 8,000 bytes."""

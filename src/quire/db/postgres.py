@@ -302,11 +302,15 @@ class PostgresDatabase:
             yield
             return
         writers = self._writers.setdefault((tenant, conversation), asyncio.Semaphore(_MAX_CONVERSATION_WRITERS))
-        try:
-            async with asyncio.timeout(_CONVERSATION_WAIT_SECONDS):
-                await writers.acquire()
-        except TimeoutError:
-            raise StoreBusy(f"{StoreBusy.__doc__} (other writers of conversation {conversation!r})") from None
+        if not writers.locked():
+            # At once, and without a timer.
+            await writers.acquire()
+        else:
+            try:
+                async with asyncio.timeout(_CONVERSATION_WAIT_SECONDS):
+                    await writers.acquire()
+            except TimeoutError:
+                raise StoreBusy(f"{StoreBusy.__doc__} (other writers of conversation {conversation!r})") from None
         try:
             yield
         finally:

@@ -22,7 +22,7 @@ from quire.log.tenant_masker import mask_sent_body
 from quire.log.types import TurnLease
 from quire.model import Draft, Entry, Manifest, Message, Span, TokenCount, TurnTotals, Usage
 from quire.model.entry_metadata import DocumentReference
-from quire.model.manifest import Decision
+from quire.model.manifest import Decision, EncodedManifest
 from quire.view.assembly import ViewAssembly
 from quire.view.budget import MAX_RATIO, update_calibration
 from quire.view.call_prices import Cost
@@ -60,7 +60,9 @@ class Recorder:
         counter = self.engine.message_counter
         if pending.is_repeated and pending.message.role == "assistant":
             cost = Cost()
-        tokens = counter.count(inline_documents(pending.message, pending.references, counter.load_text))
+        tokens = pending.tokens
+        if tokens is None or pending.references:
+            tokens = counter.count(inline_documents(pending.message, pending.references, counter.load_text))
         return Draft(
             body=pending.message,
             tokens=TokenCount(tokens, counter.name),
@@ -94,7 +96,7 @@ class Recorder:
         self, reply: Reply, *, request: Request, references: Sequence[DocumentReference] = (), incomplete: bool = False
     ) -> list[Entry]:
         """Stores the reply, its question and the manifest; a reply that calls no tools gets the totals of its turn."""
-        cost, totals = self.engine.config.compute_cost(reply.usage, request.manifest.policy.model), None
+        cost, totals = self.engine.config.compute_cost(reply.usage, request.assembly.policy.model), None
         if not reply.message.tool_calls:
             steps = await read_turn_steps(
                 self.engine.store, self.conversation, self.branch, last=request.assembly.head, request=request
@@ -221,7 +223,12 @@ class Recorder:
         record = ReplyRecord(
             drafts=(*await self.make_drafts(request.pending), draft),
             build_manifest=partial(
-                _finalize_manifest, request, decisions, is_masked=is_masked, masked_digest=masked_digest
+                _finalize_manifest,
+                request,
+                decisions,
+                may_encode=masker is None,
+                is_masked=is_masked,
+                masked_digest=masked_digest,
             ),
             blobs=request.blobs,
             calibration=await self._update_calibration(request, reply),
@@ -262,7 +269,7 @@ class Recorder:
         """
         if reply.usage is None or not reply.usage.input_tokens or reply.usage.estimated:
             return None
-        model = request.manifest.policy.model
+        model = request.assembly.policy.model
         previous = await self.engine.runtime.load_calibration(self.engine.store, model)
         current = update_calibration(
             previous,
@@ -277,10 +284,13 @@ class Recorder:
         return None if settled and current.samples % CALIBRATION_SAVE_INTERVAL else (model, current.canonical_json())
 
 
-def _mark_used_items(request: Request, reply: Message) -> tuple[Decision, ...]:
-    """The decisions of the request, with what the reply used of it."""
-    assembly, decisions = request.assembly, request.manifest.decisions
-    if not isinstance(assembly, ViewAssembly) or not any(map(is_optional_item, decisions)):
+def _mark_used_items(request: Request, reply: Message) -> tuple[Decision, ...] | None:
+    """The decisions of the request, with what the reply used of it; None for a client's own list."""
+    assembly = request.assembly
+    if not isinstance(assembly, ViewAssembly):
+        return None
+    decisions = request.manifest.decisions
+    if not any(map(is_optional_item, decisions)):
         return decisions
     view_input = assembly.view_input
     question = next((each.text for each in reversed(view_input.pending) if each.role == "user"), None)
@@ -293,26 +303,32 @@ def _mark_used_items(request: Request, reply: Message) -> tuple[Decision, ...]:
 
 def _finalize_manifest(
     request: Request,
-    decisions: tuple[Decision, ...],
+    decisions: tuple[Decision, ...] | None,
     stored: Sequence[Entry],
     *,
+    may_encode: bool,
     is_masked: bool,
     masked_digest: str | None,
-) -> Manifest:
+) -> Manifest | EncodedManifest:
     """Adds what is known only with the reply: what it used and its tokens, the pending messages' numbers, and whether
     the request is stored with masked secrets."""
+    span, reply_tokens = None, stored[-1].tokens or 0
+    if request.pending:
+        span = Span(first=stored[0].seq, last=stored[len(request.pending) - 1].seq)
+    if may_encode and (encoded := request.assembly.encode_manifest(span, reply_tokens)) is not None:
+        return encoded
     manifest = request.manifest
+    decisions = manifest.decisions if decisions is None else decisions
     if is_masked:
         changes = {"replayable": False, "masked_digest": masked_digest}
         forwarded = manifest.forwarded.model_copy(update=changes) if manifest.forwarded is not None else None
         manifest = manifest.model_copy(update={"masked": True, "forwarded": forwarded})
-    if request.pending:
-        span = Span(first=stored[0].seq, last=stored[len(request.pending) - 1].seq)
+    if span is not None:
         decisions = set_pending_span(decisions, span)
     if decisions is not manifest.decisions:
         manifest = manifest.model_copy(update={"decisions": decisions})
     if manifest.forwarded is None or manifest.forwarded.client_list_tokens is None:
         return manifest
-    tokens = manifest.forwarded.client_list_tokens + (stored[-1].tokens or 0)
+    tokens = manifest.forwarded.client_list_tokens + reply_tokens
     forwarded = manifest.forwarded.model_copy(update={"client_list_tokens": tokens})
     return manifest.model_copy(update={"forwarded": forwarded})

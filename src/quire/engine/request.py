@@ -33,6 +33,8 @@ class PendingMessage(NamedTuple):
     references: tuple[DocumentReference, ...] = ()
     is_repeated: bool = False
     """Whether a client's list repeats it: a reply among them is no call of this conversation, and costs nothing."""
+    tokens: int | None = None
+    """Its tokens without the references, if they were counted."""
 
     def blob_digests(self) -> set[str]:
         """Digests of its images, files and injected documents."""

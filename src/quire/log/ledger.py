@@ -13,6 +13,7 @@ from quire.log.row_digests import ROW_DIGEST, covered_columns, with_row_digest
 from quire.log.tenant_masker import get_masker
 from quire.log.types import Branch, RecordedRequest
 from quire.model import Entry, Manifest
+from quire.model.manifest import EncodedManifest
 from quire.rows.digests import check_row, compute_row_digest
 
 MAX_RESPONSE_ID_CHARS = 500
@@ -24,12 +25,12 @@ def insert_manifest(
     connection: Connection,
     tenant: str,
     reply: Entry,
-    manifest: Manifest,
+    manifest: Manifest | EncodedManifest,
     *,
     request_id: str | None = None,
     response_id: str | None = None,
 ) -> bool:
-    """Stores a manifest; returns False if a retry finds it stored.
+    """Stores a manifest; returns False if a retry finds it stored. Only without a mask may it be encoded.
 
     Raises `StaleHead` if the manifest of another request is stored under this reply.
     """
@@ -38,7 +39,8 @@ def insert_manifest(
     ):
         # Too long for the index, or with characters that a text column cannot store.
         response_id = None
-    manifest = _mask_names(connection, manifest)
+    if isinstance(manifest, Manifest):
+        manifest = _mask_names(connection, manifest).encode()
     row = to_manifest_row(to_key(tenant, reply), manifest, request_id=request_id, response_id=response_id)
     inserted = insert_rows(connection, manifests, [row], ignore_existing=True)
     # -1 in a batch: then the reply is new, so no other manifest can be stored under it.
@@ -48,15 +50,15 @@ def insert_manifest(
             raise StaleHead(
                 f"Another request got the same reply #{reply.seq}; fork before it and record this request there."
             )
-    record_blob_uses(connection, tenant, reply, _list_blobs(manifest))
+    record_blob_uses(connection, tenant, reply, manifest.blobs)
     return inserted != 0
 
 
 def import_manifest(connection: Connection, tenant: str, reply: Entry, manifest: Manifest) -> None:
     """Stores the manifest of an exported conversation; blobs that were purged before the export are not referenced."""
-    row = to_manifest_row(to_key(tenant, reply), _mask_names(connection, manifest))
-    insert_rows(connection, manifests, [row])
-    record_blob_uses(connection, tenant, reply, select_stored(connection, tenant, _list_blobs(manifest)))
+    encoded = _mask_names(connection, manifest).encode()
+    insert_rows(connection, manifests, [to_manifest_row(to_key(tenant, reply), encoded)])
+    record_blob_uses(connection, tenant, reply, select_stored(connection, tenant, encoded.blobs))
 
 
 def _mask_names(connection: Connection, manifest: Manifest) -> Manifest:
@@ -75,16 +77,14 @@ def _mask_names(connection: Connection, manifest: Manifest) -> Manifest:
 
 
 def to_manifest_row(
-    key: Mapping[str, object], manifest: Manifest, *, request_id: str | None = None, response_id: str | None = None
+    key: Mapping[str, object],
+    manifest: EncodedManifest,
+    *,
+    request_id: str | None = None,
+    response_id: str | None = None,
 ) -> dict[str, object]:
-    row = {**key, "manifest": manifest.canonical_json(), "request_id": request_id, "response_id": response_id}
+    row = {**key, "manifest": manifest.text, "request_id": request_id, "response_id": response_id}
     return with_row_digest(manifests, row)
-
-
-def _list_blobs(manifest: Manifest) -> set[str]:
-    blobs = {decision.blob for decision in manifest.included if decision.blob is not None}
-    request_blob = manifest.forwarded.request_blob if manifest.forwarded is not None else None
-    return blobs if request_blob is None else {*blobs, request_blob}
 
 
 def to_key(tenant: str, entry: Entry) -> dict[str, object]:

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from quire.db.dialects import sanitize_text
 from quire.model import BranchState, ChainHead, Draft, Entry, Manifest, Span
 from quire.model.base import FrozenModel
+from quire.model.manifest import EncodedManifest
 from quire.rows.branches import MAIN_BRANCH as MAIN_BRANCH
 from quire.rows.branches import BranchRange, find_fork_seq, split_ranges
 
@@ -153,7 +154,7 @@ class ReplyRecord(NamedTuple):
 
     drafts: tuple[Draft, ...]
     """New messages; the last one is the reply."""
-    build_manifest: Callable[[Sequence[Entry]], Manifest]
+    build_manifest: Callable[[Sequence[Entry]], Manifest | EncodedManifest]
     """Called with the stored entries, which have their numbers."""
     blobs: tuple["Blob", ...] = ()
     """Texts in the request that are not entries of the log."""

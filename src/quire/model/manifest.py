@@ -4,7 +4,7 @@ Contiguous messages with the same decision share one row. The included rows suff
 replay the request.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from quire.model.base import FrozenModel
 from quire.model.entry_bodies import Span
@@ -162,6 +162,14 @@ class ForwardedRequest(FrozenModel):
         return self.masked_digest or self.digest
 
 
+class EncodedManifest(NamedTuple):
+    """A manifest as its canonical JSON."""
+
+    text: str
+    blobs: frozenset[str]
+    """Digests of the blobs that it includes."""
+
+
 class Manifest(FrozenModel):
     """The record of one request."""
 
@@ -192,6 +200,12 @@ class Manifest(FrozenModel):
     rebuild from the log then differs from what was sent."""
     forwarded: ForwardedRequest | None = None
     """Set for requests through the gateway, and for an adapter's requests that name what has no place in the log."""
+
+    def encode(self) -> EncodedManifest:
+        blobs = {decision.blob for decision in self.included if decision.blob is not None}
+        if self.forwarded is not None and self.forwarded.request_blob is not None:
+            blobs.add(self.forwarded.request_blob)
+        return EncodedManifest(self.canonical_json(), frozenset(blobs))
 
     @property
     def included(self) -> tuple[Decision, ...]:

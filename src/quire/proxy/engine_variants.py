@@ -6,25 +6,28 @@ one engine per tenant, model, reserve and upstream format.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cachetools import LRUCache
 
+from quire.access.spending import SpendingKey
 from quire.concurrency.worker_threads import run_sized
 from quire.engine import Engine
 from quire.engine.tenants import TenantEngines
 from quire.log import Blob
-from quire.model import Decision, ToolDefinition
+from quire.model import Decision, Message, ToolDefinition
 from quire.model.agents import Agent, AgentMemory, AgentTool
 from quire.model.base import lazy_property
-from quire.model.policy import WireFormatName
+from quire.model.policy import Policy, Slot, WireFormatName
 from quire.proxy.recognition import HistoryMatch
 from quire.proxy.rendered_history import RenderedHistories, RenderedHistory
 from quire.settings import Settings
 from quire.view.budget import Budget, Calibration, allocate_budget
+from quire.view.decisions import sum_tokens_by_slot
 from quire.view.inputs import hash_text
-from quire.view.rendered import MessageCounter
+from quire.view.manifest_template import ManifestTemplate
+from quire.view.rendered import MessageCounter, RenderedMessage, drop_unsupported_parts
 from quire.view.strategies import get_strategy
 from quire.wire import WireMessage
 from quire.wire.client_messages import ClientMessage, compute_client_paths
@@ -38,6 +41,8 @@ MAX_ENVELOPE_BYTES = 4 * 1024 * 1024
 """A larger envelope is not cached. Those of coding agents have a tenth of it."""
 MAX_RESERVE_SHARE = 0.25
 """Share of the window that a reply limit can reserve: agents ask for as many tokens as any model can write."""
+MAX_ENVELOPE_ENGINES = 100
+"""Engines that are cached with one envelope: one for each key that is charged."""
 MIN_ENVELOPE_BYTES = 1_000
 """Bytes that an envelope counts as at least."""
 GATEWAY_AGENT = Agent(name="gateway", memory=AgentMemory(enabled=False))
@@ -66,6 +71,12 @@ class Envelope:
     """Whether a replay from the log reproduces instructions and tools as they were forwarded."""
     dropped: tuple[str, ...] = ()
     """Names of what has no place in Quire's messages and tools, or in the upstream's format."""
+    templates: dict[Any, tuple[Policy, ManifestTemplate]] = field(
+        default_factory=dict[Any, tuple[Policy, ManifestTemplate]], compare=False
+    )
+    """The templates of manifests of requests with this envelope, each with its policy, by their form."""
+    engines: dict[Any, Engine] = field(default_factory=dict[Any, Engine], compare=False)
+    """The engines that prepared requests with this envelope, by variant and charged key."""
 
     @lazy_property
     def agent(self) -> Agent:
@@ -87,6 +98,15 @@ class Envelope:
         """Tokens of the instructions and tools."""
         wire_format, counter = self.message_counter.wire_format, self.message_counter.token_counter
         return self._system_tokens + wire_format.count_tools(self._rendered_tools, counter)
+
+    @lazy_property
+    def blob_digests(self) -> frozenset[str]:
+        return frozenset(each.blob for each in self.decisions if each.blob is not None)
+
+    @lazy_property
+    def slot_tokens(self) -> dict[Slot, int]:
+        """Tokens of its decisions by slot."""
+        return dict(sum_tokens_by_slot(self.decisions, total_tokens=sum(each.tokens for each in self.decisions)))
 
     @property
     def other_tokens(self) -> int:
@@ -186,6 +206,16 @@ class EngineVariant:
     def tenant(self) -> str:
         return self.key[0]
 
+    def get_engine(self, envelope: Envelope, spending_key: SpendingKey | None) -> Engine:
+        """The engine of requests with this envelope, whose calls are charged to this key."""
+        key, engines = (self.key, spending_key), envelope.engines
+        engine = engines.get(key)
+        if engine is None:
+            if len(engines) >= MAX_ENVELOPE_ENGINES:
+                engines.clear()
+            engine = engines[key] = self.engine.with_changes(agent=envelope.agent, spending_key=spending_key)
+        return engine
+
     async def load_envelope(self, request: ClientRequest) -> Envelope:
         """Returns the envelope of a request from the cache, or parses it."""
         key = (self.key, request.codec.name, await run_sized(request.work_bytes, request.compute_envelope_key))
@@ -220,6 +250,11 @@ EnvelopeKey = tuple[VariantKey, str, bytes]
 def measure_envelope(envelope: Envelope) -> int:
     """Bytes of an envelope in the cache: its texts are there as such and as blobs."""
     return MIN_ENVELOPE_BYTES + 2 * sum(len(blob.data) for blob in envelope.blobs)
+
+
+def render_client_message(message: Message, counter: MessageCounter) -> RenderedMessage:
+    """Renders a message without counting it: the tokens of the whole list are known."""
+    return counter.render_message(drop_unsupported_parts(message), tokens=0)
 
 
 class EngineVariants:
@@ -318,8 +353,17 @@ class RecognizedRequest:
         return compute_client_paths(self.new_messages, known_paths=[path])[-1]
 
     @lazy_property
+    def new_counts(self) -> tuple[int, ...]:
+        """Tokens of each new message."""
+        return tuple([self.message_counter.count(each.message) for each in self.new_messages])
+
+    @property
     def new_tokens(self) -> int:
-        return sum(self.message_counter.count(each.message) for each in self.new_messages)
+        return sum(self.new_counts)
+
+    @lazy_property
+    def rendered_new(self) -> tuple[RenderedMessage, ...]:
+        return tuple([render_client_message(each.message, self.message_counter) for each in self.new_messages])
 
     @lazy_property
     def stored_tokens(self) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from pydantic_core import to_json
 
@@ -22,18 +22,23 @@ from quire.errors import ContextOverflow, ConversationExists, InvalidRequest, St
 from quire.log import Blob, Branch, ConversationOrigin, ConversationRecord
 from quire.model import CHAIN_ROOT, Decision, Entry, ForwardedRequest, Message, Span, iter_paths, next_path
 from quire.model.ids import new_id, now
-from quire.model.manifest import FITTED_FORMS, ForwardedForm
+from quire.model.manifest import FITTED_FORMS, EncodedManifest, ForwardedForm
 from quire.proxy.edited_requests import EditedRequest, apply_edits
-from quire.proxy.engine_variants import EngineVariant, RecognizedRequest
+from quire.proxy.engine_variants import EngineVariant, RecognizedRequest, render_client_message
 from quire.proxy.recognition import HistoryMatch, digest_keys
 from quire.proxy.rendered_history import RenderedHistory
-from quire.proxy.replay_rendering import render_client_message, render_from_log
+from quire.proxy.replay_rendering import render_from_log
 from quire.proxy.translation import add_unrecorded_messages, encode_translated, list_dropped
 from quire.view.assembly import Assembly
+from quire.view.budget import measure_slots
+from quire.view.decisions import set_pending_span
 from quire.view.layout import RenderedRequest
+from quire.view.manifest_template import ManifestTemplate, ManifestValues, MessageRow
 from quire.wire.client_messages import ClientMessage, ParsedMessage, compute_client_paths, normalize_message
 from quire.wire.codec import ClientRequest, Codec, parse_body
 
+MAX_ENVELOPE_TEMPLATES = 100
+"""Templates of manifests that are cached with one envelope: the forms that its requests have."""
 APPEND_BATCH_MESSAGES = 500
 """Messages that are appended in one transaction; each one takes time on the event loop."""
 
@@ -54,30 +59,102 @@ class ClientAssembly(Assembly):
         return self.listed
 
     def build_decisions(self) -> tuple[Decision, ...]:
-        """The decisions of the envelope, and the ones for the stored and the new messages.
-
-        Tool results share a decision with the stored call that they answer.
-        """
-        recognized, entry_range = self.recognized, self.recognized.match.entry_range
-        stored, new = recognized.stored_tokens, recognized.new_tokens
-        span = Span(first=entry_range[0], last=entry_range[1]) if entry_range is not None else None
-        decisions = [*recognized.envelope.decisions, *recognized.edit_decisions]
-        if span is not None and recognized.answers_stored_call:
-            decisions.append(_decide_newest(stored + new, span))
-            return tuple(decisions)
-        if span is not None:
-            decisions.append(
-                Decision(slot="messages", kind="message", included=True, reason="recent", tokens=stored, span=span)
+        """The decisions of the envelope, and the ones for the stored and the new messages."""
+        rows = [
+            Decision(
+                slot=row.slot,
+                kind="message",
+                included=True,
+                reason="newest" if row.pending else "recent",
+                tokens=row.tokens,
+                span=Span(first=row.span[0], last=row.span[1]) if row.span is not None else None,
+                pending=row.pending or None,
             )
+            for row in self._list_rows()
+        ]
+        return (*self.recognized.envelope.decisions, *self.recognized.edit_decisions, *rows)
+
+    def _list_rows(self) -> "list[_ListRow]":
+        """Tool results share a row with the stored call that they answer."""
+        recognized, span = self.recognized, self.recognized.match.entry_range
+        stored, new = recognized.stored_tokens, recognized.new_tokens
+        if span is not None and recognized.answers_stored_call:
+            return [_ListRow("newest", stored + new, span, pending=True)]
+        rows = [_ListRow("messages", stored, span, pending=False)] if span is not None else []
         if recognized.new_messages:
-            decisions.append(_decide_newest(new, None))
-        return tuple(decisions)
+            rows.append(_ListRow("newest", new, None, pending=True))
+        return rows
+
+    def encode_manifest(self, pending: Span | None, reply_tokens: int) -> EncodedManifest | None:
+        """Encodes the manifest by a template, which the first request of its form makes."""
+        recognized, forwarded = self.recognized, self.forwarded
+        if forwarded is None or forwarded.provider_edits or self.provider_decisions or recognized.edit_decisions:
+            return None
+        envelope, rendered, rows = recognized.envelope, self.rendered, self._list_rows()
+        used = dict(envelope.slot_tokens)
+        for row in rows:
+            used[row.slot] = used.get(row.slot, 0) + row.tokens
+        used["newest"] = used.get("newest", 0) + rendered.tokens - sum(used.values())
+        slots = measure_slots(self.budget, used)
+        list_tokens = forwarded.client_list_tokens
+        spans = [_number_row(row, pending) for row in rows]
+        values = ManifestValues(
+            conversation=self.conversation,
+            branch=self.branch,
+            head=self.head,
+            ratio=self.ratio,
+            slots=slots,
+            total_tokens=rendered.tokens,
+            full_history_tokens=self.full_history_tokens,
+            max_input_tokens=self.budget.max_input_tokens,
+            trigger_tokens=self.budget.trigger_tokens,
+            rows=tuple([MessageRow(row.tokens, first, last) for row, (first, last) in zip(rows, spans, strict=True)]),
+            stable_messages=rendered.stable_messages,
+            digest=rendered.digest,
+            body_digest=forwarded.digest,
+            client_list_tokens=None if list_tokens is None else list_tokens + reply_tokens,
+            unrecorded_messages=forwarded.unrecorded_messages,
+            compaction=forwarded.compaction,
+            request_blob=forwarded.request_blob,
+        )
+        # All else that the manifest has.
+        form = (
+            self.message_counter.name,
+            tuple([slot_budget < tokens for slot_budget, tokens in slots]),
+            tuple([(row.slot, first is None) for row, (first, _) in zip(rows, spans, strict=True)]),
+            (forwarded.form, forwarded.replayable, forwarded.dropped),
+            tuple([each is None for each in values[-4:]]),
+        )
+        policy, template = envelope.templates.get(form, (None, None))
+        if template is None or policy != self.policy:
+            if len(envelope.templates) >= MAX_ENVELOPE_TEMPLATES:
+                envelope.templates.clear()
+            manifest = self.manifest
+            if pending is not None:
+                manifest = manifest.model_copy(update={"decisions": set_pending_span(manifest.decisions, pending)})
+            try:
+                template = ManifestTemplate(manifest, len(rows))
+            except ValueError:
+                # A name in it looks like a marker.
+                return None
+            envelope.templates[form] = self.policy, template
+        return EncodedManifest(template.encode(values), envelope.blob_digests | {*filter(None, [values.request_blob])})
 
 
-def _decide_newest(tokens: int, span: Span | None) -> Decision:
-    return Decision(
-        slot="newest", kind="message", included=True, reason="newest", tokens=tokens, span=span, pending=True
-    )
+class _ListRow(NamedTuple):
+    """A decision about messages of a client's list."""
+
+    slot: Literal["messages", "newest"]
+    tokens: int
+    span: tuple[int, int] | None
+    pending: bool
+
+
+def _number_row(row: _ListRow, pending: Span | None) -> tuple[int, int] | tuple[None, None]:
+    """First and last message of a row, of which pending ones have got numbers."""
+    if row.pending and pending is not None:
+        return row.span[0] if row.span is not None else pending.first, pending.last
+    return row.span if row.span is not None else (None, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,16 +259,17 @@ class PreparedRequest:
         """
         if self.history is None or (not self.history.paths and path == client_path):
             return
-        messages = [*(each.message for each in self.recognized.new_messages), reply]
-        history, counter, head_path = self.history, self.recognized.message_counter, self.match.head_path
+        recognized = self.recognized
+        messages = [*(each.message for each in recognized.new_messages), reply]
+        history, counter, head_path = self.history, recognized.message_counter, self.match.head_path
 
         def extend() -> RenderedHistory | None:
             paths = list(iter_paths([each.canonical_json().encode() for each in messages], start=head_path))
-            return history.extend([render_client_message(each, counter) for each in messages], paths, counter)
+            return history.extend([*recognized.rendered_new, render_client_message(reply, counter)], paths, counter)
 
         extended = await run_sized(measure_messages(messages), extend)
         if extended is not None and extended.paths[-1] == path:
-            variant = self.recognized.variant
+            variant = recognized.variant
             variant.histories.replace(variant.tenant, variant.target.name, head_path, extended)
 
 
@@ -224,7 +302,7 @@ async def prepare_request(
         edits = await apply_edits(client_request, match, variant.engine)
         client_request, match = edits.client_request, edits.match
     envelope = await variant.load_envelope(client_request)
-    engine = variant.engine.with_changes(agent=envelope.agent, spending_key=spending_key)
+    engine = variant.get_engine(envelope, spending_key)
     await check_spend_cap(engine, match.conversation)
     calibration = await engine.runtime.load_calibration(engine.store, engine.policy.model)
     recognized = RecognizedRequest(
@@ -304,9 +382,15 @@ async def _send_list(
         recognized=recognized,
     )
     created_at = now()
+    pending = tuple(
+        [
+            PendingMessage(each.message, is_repeated=True, tokens=tokens)
+            for each, tokens in zip(recognized.new_messages, recognized.new_counts, strict=True)
+        ]
+    )
     request = Request(
         assembly=assembly,
-        pending=tuple(PendingMessage(each.message, is_repeated=True) for each in recognized.new_messages),
+        pending=pending,
         after=match.head_path,
         branch=branch,
         blobs=(*recognized.envelope.blobs, *_to_blobs(record)),

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from quire.concurrency.worker_threads import run_sized
 from quire.model import CHAIN_ROOT, Message
 from quire.model.json_values import filter_objects
-from quire.proxy.engine_variants import RecognizedRequest
+from quire.proxy.engine_variants import RecognizedRequest, render_client_message
 from quire.proxy.rendered_history import RenderedHistory, list_call_ids
 from quire.store import SqlStore
 from quire.view.batches import group_batches, repair_tool_calls
 from quire.view.layout import RenderedRequest, RequestContents, lay_out
-from quire.view.rendered import MessageCounter, RenderedMessage, drop_unsupported_parts
+from quire.view.rendered import RenderedMessage
 from quire.view.secrets import MASK_MARK
 from quire.wire import WireMessage
 from quire.wire.client_messages import EquivalentStart, compute_client_paths
@@ -160,17 +160,11 @@ async def _render_stored(recognized: RecognizedRequest, store: SqlStore, *, same
     return [(each, entry.path) for each, entry in zip(rendered, entries, strict=True)]
 
 
-def render_client_message(message: Message, counter: MessageCounter) -> RenderedMessage:
-    """Renders a message without counting it: the tokens of the whole list are known."""
-    return counter.render_message(drop_unsupported_parts(message), tokens=0)
-
-
 def _split_at_newest_batch(
     recognized: RecognizedRequest, stored: Sequence[RenderedMessage]
 ) -> tuple[Sequence[RenderedMessage], Sequence[RenderedMessage]]:
     """Returns the history and the new messages. New tool results take the stored call that they answer with them."""
-    counter = recognized.message_counter
-    new = [render_client_message(each.message, counter) for each in recognized.new_messages]
+    counter, new = recognized.message_counter, recognized.rendered_new
     if recognized.answers_stored_call:
         call = max((index for index, each in enumerate(stored) if each.role != "tool"), default=0)
         stored, new = stored[:call], [*stored[call:], *new]

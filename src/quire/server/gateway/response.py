@@ -68,26 +68,25 @@ class CancellableResponse(Response):
         self._request, self._handler = request, handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.ensure_future(self._handler(ResponseWriter(send)))
+        work, is_disconnected = asyncio.current_task(), False
 
-        async def wait_for_disconnect() -> None:
+        async def cancel_at_disconnect() -> None:
+            nonlocal is_disconnected
             while (await receive())["type"] != "http.disconnect":
                 pass
-
-        disconnect = asyncio.ensure_future(wait_for_disconnect())
-        try:
-            await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
+            is_disconnected = True
+            if work is not None:
                 work.cancel()
-                await asyncio.wait((work,))
+
+        disconnect = asyncio.ensure_future(cancel_at_disconnect())
+        try:
+            await self._handler(ResponseWriter(send))
         except asyncio.CancelledError:
-            work.cancel()
-            await asyncio.wait((work,))
-            raise
+            # The server may cancel the request too, as it does when it stops.
+            if not is_disconnected or work is None or work.uncancel():
+                raise
         finally:
             disconnect.cancel()
-        if not work.cancelled():
-            work.result()
 
 
 class ErrorFormatMiddleware:
