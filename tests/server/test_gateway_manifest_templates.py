@@ -91,7 +91,8 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def compare(request: Request, decisions: Any, stored: Sequence[Entry], **options: Any) -> Any:
         encoded = finalize(request, decisions, stored, **options)
-        manifest = finalize(request, decisions, stored, **options | {"may_encode": False})
+        usual: dict[str, Any] = {**options, "may_encode": False}
+        manifest = finalize(request, decisions, stored, **usual)
         assert isinstance(manifest, Manifest)
         if isinstance(request.assembly, ClientAssembly):
             assert isinstance(encoded, EncodedManifest)
