@@ -20,7 +20,17 @@ NAMES = (
     "live_events", "insights", "footprint", "hook_latency", "run_start", "page", "page_scale", "recall",
     "recall_languages", "memory",
 )  # fmt: skip
-BY_NAME_ONLY = ("scale", "large_tenant", "adapters", "soak", "failover", "faults", "scan_home", "longmemeval")
+BY_NAME_ONLY = (
+    "scale",
+    "large_tenant",
+    "many_tenants",
+    "adapters",
+    "soak",
+    "failover",
+    "faults",
+    "scan_home",
+    "longmemeval",
+)
 """Take an hour, or need more programs or data than the others."""
 MAX_SECONDS = 4 * 3_600
 

@@ -20,7 +20,7 @@ class Client:
     """Minimal HTTP client on a persistent connection."""
 
     def __init__(self, port: int, key: str) -> None:
-        self._port, self._key = port, key
+        self.port, self.key = port, key
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, body: bytes, conversation: str, *, path: str = "/v1/chat/completions") -> bytes:
@@ -36,10 +36,10 @@ class Client:
 
     async def _send(self, body: bytes, conversation: str, path: str) -> bytes:
         if self._streams is None:
-            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+            self._streams = await asyncio.open_connection("127.0.0.1", self.port)
         reader, writer = self._streams
         head = (
-            f"POST {path} HTTP/1.1\r\nhost: quire\r\nauthorization: Bearer {self._key}\r\n"
+            f"POST {path} HTTP/1.1\r\nhost: quire\r\nauthorization: Bearer {self.key}\r\n"
             f"x-quire-conversation: {conversation}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\n\r\n"
         )

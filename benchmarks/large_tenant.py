@@ -45,15 +45,16 @@ MAX_GROWTH = 1.5
 """Goal: CPU time of a turn and of a page of the list with all messages, divided by that with the fewest."""
 
 
-async def load_block(url: str, conversations: int) -> dict[str, float]:
-    """Appends and indexes the first conversations; returns microseconds of CPU time of this process a message."""
+async def load_block(url: str, conversations: int, *, start: int = 0) -> dict[str, float]:
+    """Appends and indexes conversations by their numbers; returns microseconds of this process's CPU time a message."""
     appending = indexing = 0.0
     generator = ConversationGenerator(SEED)
     async with SqlStore.open(url) as store:
         engine = make_engine(store, meaning=True)
-        for first in range(0, conversations, LOAD_BATCH_SIZE):
-            generated = [generator.generate(each) for each in range(first, min(conversations, first + LOAD_BATCH_SIZE))]
-            start = time.process_time()
+        end = start + conversations
+        for first in range(start, end, LOAD_BATCH_SIZE):
+            generated = [generator.generate(each) for each in range(first, min(end, first + LOAD_BATCH_SIZE))]
+            began = time.process_time()
             for each in generated:
                 await store.create_conversation(each.id, title=each.title, origin=each.origin)
                 await store.append(each.id, *each.drafts)
@@ -61,7 +62,7 @@ async def load_block(url: str, conversations: int) -> dict[str, float]:
             await index_messages(
                 engine, conversations=[each.id for each in generated], batch_entries=BULK_BATCH_ENTRIES
             )
-            appending, indexing = appending + appended - start, indexing + time.process_time() - appended
+            appending, indexing = appending + appended - began, indexing + time.process_time() - appended
     messages = conversations * MESSAGES_PER_CONVERSATION
     return {"append_us": appending / messages * 1e6, "index_us": indexing / messages * 1e6}
 

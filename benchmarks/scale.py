@@ -1,29 +1,33 @@
 """The costs of `scale_model`, measured in one run, and its predictions against measured points: 10,000, 100,000 and
-1,000,000 messages, and gateway requests of other sizes. Prints the table that its costs give.
+1,000,000 messages, gateway requests of other sizes, and a gateway with three cells. Prints the table that its costs
+give.
 
-A small database and two sizes of requests give the costs. The first two points are written by Quire, the last are
-copies of rows (`tenant_copies`).
+A small database and two sizes of requests give the costs. The first point is written by Quire, the others are copies of
+its rows (`tenant_copies`), to each of which Quire then adds and indexes the same number of messages.
 """
 
 import argparse
 import asyncio
 import gc
+import json
 import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import psycopg
 
 from gateway import ClientGroup
 from gateway_clients import Client, send_agent_history
 from gateway_processes import ServerProcess, start_servers
+from infra.cells import Cells, make_cells
 from infra.postgres import Cluster
 from large_tenant import load_block, measure_bytes
 from quire.db import migrate
 from quire.jobs import queue_schema
+from quire.settings.schema import HOME_CELL
 from quire.store import DEFAULT_TENANT, SqlStore
 from scale_model import (
     Costs,
@@ -32,15 +36,19 @@ from scale_model import (
     predict_turn_cpu_ms,
     render_table,
 )
-from search_data import MESSAGES_PER_CONVERSATION
 from support import Report
 from tenant_copies import SEGMENTS_PER_BLOCK, copy_conversations
 
-CALIBRATION_CONVERSATIONS = 2 * SEGMENTS_PER_BLOCK
-CALIBRATION_MESSAGES, POINT_MESSAGES = (8, 1_000), (120, 400)
+CALIBRATION_CONVERSATIONS, ADDED_CONVERSATIONS = 2 * SEGMENTS_PER_BLOCK, SEGMENTS_PER_BLOCK
+WARM_UP_CONVERSATIONS, POINT_CONVERSATIONS = 16, 3 * SEGMENTS_PER_BLOCK
+POINT_COPIES = (0, 10, 106)
+"""Copies of the 9,600 messages of the first point."""
+CALIBRATION_MESSAGES, POINT_MESSAGES, CELL_MESSAGES = (8, 1_000), (120, 400), 120
 """Messages of the lists that give the costs of a request, and of those that are predicted."""
-TURN_SECONDS = 4.0
+TURN_SECONDS, ROUNDS, WARM_UP_TURNS = 8.0, 4, 30
 STREAMS = 300
+CELL_TENANTS = (DEFAULT_TENANT, "harbour", "tides")
+"""Each lives in another cell."""
 WINDOW_TOKENS = 1_000_000
 MAX_ERROR = 1.3
 """Goal: measured and predicted, the larger divided by the smaller."""
@@ -74,44 +82,77 @@ def read_number(url: str, query: str, *values: object) -> float:
     return float((row or (0,))[0] or 0)
 
 
-async def measure_requests(cluster: Cluster, admin: str, url: str) -> tuple[dict[int, tuple[float, float]], Costs]:
-    """Kilobytes and CPU milliseconds of requests by messages of their list; and the costs that a request has."""
-    async with SqlStore.open(url) as store:
-        await store.create_conversation("streamed")
-        _, key = await store.keys.create("bench", ("read", "write", "chat"))
-    with ExitStack() as running:
-        [upstream] = running.enter_context(start_servers(("upstream",)))
-        command = ("gateway", f"http://127.0.0.1:{upstream.port}/v1", url, str(WINDOW_TOKENS))
-        [gateway] = running.enter_context(start_servers(command))
-        sizes = sorted((*CALIBRATION_MESSAGES, *POINT_MESSAGES))
-        sent: dict[int, list[int]] = {size: [] for size in sizes}
+class RequestPoints(NamedTuple):
+    """Kilobytes and CPU milliseconds of requests: by the messages of their list, and with three cells."""
 
-        class MeasuredClient(Client):
-            messages = 0
+    by_messages: dict[int, tuple[float, float]]
+    with_cells: tuple[float, float]
 
-            async def ask(self, body: bytes, conversation: str, *, path: str = "/v1/chat/completions") -> bytes:
-                sent[self.messages].append(len(body))
-                return await super().ask(body, conversation, path=path)
 
-        async def ask(client: Client, number: int, *, messages: int) -> AsyncIterator[None]:
-            measured = MeasuredClient(gateway.port, key)
-            measured.messages = messages
+class MeasuredClient(Client):
+    """Records the sizes of its requests."""
+
+    def __init__(self, client: Client, sent: list[int]) -> None:
+        super().__init__(client.port, client.key)
+        self._sent = sent
+
+    async def ask(self, body: bytes, conversation: str, *, path: str = "/v1/chat/completions") -> bytes:
+        self._sent.append(len(body))
+        return await super().ask(body, conversation, path=path)
+
+
+class MeasuredGroup:
+    """Clients of one server that send lists of one length."""
+
+    def __init__(self, server: ServerProcess, key: str, *, messages: int) -> None:
+        self.sent: list[int] = []
+
+        async def ask(client: Client, number: int) -> AsyncIterator[None]:
+            measured = MeasuredClient(client, self.sent)
             async for _ in send_agent_history(measured, number + messages * 100, messages=messages):
                 yield
 
-        groups = {
-            size: await ClientGroup(gateway, key, partial(ask, messages=size), clients=2).warm_up(8) for size in sizes
-        }
+        self.group = ClientGroup(server, key, ask, clients=2)
+
+    @property
+    def kilobytes(self) -> float:
+        return sum(self.sent) / len(self.sent) / 1_000
+
+
+async def measure_requests(cluster: Cluster, admin: str, url: str, cells: Cells) -> tuple[RequestPoints, Costs]:
+    """CPU time of requests, one kind after the other and all of them again; and the costs that a request has."""
+    async with SqlStore.open(url) as store:
+        await store.create_conversation("streamed")
+        _, key = await store.keys.create("bench", ("read", "write", "chat"))
+    async with SqlStore.open(cells.home, cells=cells.others) as store:
+        made = [await store.for_tenant(each).keys.create("k", ("read", "write", "chat")) for each in CELL_TENANTS]
+    with ExitStack() as running:
+        [upstream] = running.enter_context(start_servers(("upstream",)))
+        command = ("gateway", f"http://127.0.0.1:{upstream.port}/v1", url, str(WINDOW_TOKENS))
+        in_cells = json.dumps({name: cell.model_dump() for name, cell in cells.others.items()})
+        [gateway, cell_gateway] = running.enter_context(
+            start_servers(command, (*command[:2], cells.home, command[3], in_cells))
+        )
+        sizes = sorted((*CALIBRATION_MESSAGES, *POINT_MESSAGES))
+        by_size = {size: MeasuredGroup(gateway, key, messages=size) for size in sizes}
+        by_tenant = [MeasuredGroup(cell_gateway, text, messages=CELL_MESSAGES) for _, text in made]
+        for each in (*by_size.values(), *by_tenant):
+            await each.group.warm_up(WARM_UP_TURNS)
         database = 0.0
-        for size in (*sizes, *sizes):
-            cpu = read_cluster_cpu(cluster)
-            await groups[size].run_turns(TURN_SECONDS / 2)
-            if size == sizes[0]:
-                database += read_cluster_cpu(cluster) - cpu
-        requests = len(groups[sizes[0]].times)
-        points = {
-            size: (sum(sent[size]) / len(sent[size]) / 1_000, group.cpu_per_turn) for size, group in groups.items()
-        }
+        for _ in range(ROUNDS):
+            for size, each in by_size.items():
+                cpu = read_cluster_cpu(cluster)
+                await each.group.run_turns(TURN_SECONDS / ROUNDS)
+                if size == sizes[0]:
+                    database += read_cluster_cpu(cluster) - cpu
+            for each in by_tenant:
+                await each.group.run_turns(TURN_SECONDS / ROUNDS / len(by_tenant))
+        requests = len(by_size[sizes[0]].group.times)
+        cell_cpu = sum(each.group.cpu_seconds for each in by_tenant) / sum(len(each.group.times) for each in by_tenant)
+        points = RequestPoints(
+            {size: (each.kilobytes, each.group.cpu_per_turn) for size, each in by_size.items()},
+            (by_tenant[0].kilobytes, cell_cpu * 1_000),
+        )
         gc.collect()
         before = read_rss(gateway)
         writers: list[asyncio.StreamWriter] = []
@@ -128,7 +169,7 @@ async def measure_requests(cluster: Cluster, admin: str, url: str) -> tuple[dict
             writer.transport.abort()
         # The server waits for open streams when it ends.
         await asyncio.sleep(1)
-        (small_kb, small_ms), (large_kb, large_ms) = (points[each] for each in CALIBRATION_MESSAGES)
+        (small_kb, small_ms), (large_kb, large_ms) = (points.by_messages[each] for each in CALIBRATION_MESSAGES)
         body_cpu_ms = (large_ms - small_ms) / (large_kb - small_kb)
     manifests = read_number(admin, MANIFEST_BYTES, "^quire_manifests")
     rows = read_number(admin, "SELECT count(*) FROM quire_manifests")
@@ -157,13 +198,21 @@ def create_database(cluster: Cluster, name: str) -> tuple[str, str]:
 
 def run(report: Report, *, quick: bool) -> None:
     settings = {"shared_buffers": "1GB", "max_wal_size": "4GB"}
-    with Cluster.start(18, settings=settings) as cluster:
+    with ExitStack() as stack:
+        cluster = stack.enter_context(Cluster.start(18, settings=settings))
         cluster.create_role("quire_app")
+        create_database(cluster, "cell")
+        cells = stack.enter_context(make_cells(cluster, "b", "c", template="cell", role="quire_app"))
+        for tenant, cell in zip(CELL_TENANTS, cells.urls, strict=True):
+            if cell != HOME_CELL:
+                cells.place(tenant, cell)
         admin, url = create_database(cluster, "requests")
-        points, costs = asyncio.run(measure_requests(cluster, admin, url))
+        points, costs = asyncio.run(measure_requests(cluster, admin, url, cells))
         admin, url = create_database(cluster, "calibration")
         empty = measure_bytes(admin)
-        spent = asyncio.run(load_block(url, CALIBRATION_CONVERSATIONS))
+        # The first ones load the embedder and fill caches.
+        asyncio.run(load_block(url, WARM_UP_CONVERSATIONS))
+        spent = asyncio.run(load_block(url, CALIBRATION_CONVERSATIONS, start=WARM_UP_CONVERSATIONS))
         messages, total, index = measure_bytes(admin)
         text = read_number(admin, TEXT_BYTES)
         costs = costs._replace(
@@ -180,28 +229,31 @@ def run(report: Report, *, quick: bool) -> None:
             report.require_at_most(f"{what.replace(' ', '_').replace(',', '')}_error", error, MAX_ERROR)
 
         for size in POINT_MESSAGES:
-            kilobytes, measured = points[size]
+            kilobytes, measured = points.by_messages[size]
             compare(f"CPU ms of a request of {kilobytes:.0f} kB", predict_turn_cpu_ms(costs, kilobytes), measured)
-        sizes = (10_240,) if quick else (10_240, 102_400, 1_024_000)
-        for size in sizes:
-            name = f"messages_{size}"
-            if size <= 102_400:
-                admin, url = create_database(cluster, name)
-                spent = asyncio.run(load_block(url, size // MESSAGES_PER_CONVERSATION))
-                compare(
-                    f"index CPU s of {size:,} messages",
-                    costs.index_cpu_ms * size / 1_000,
-                    spent["index_us"] * size / 1e6,
-                )
-            else:
-                cluster.create_database(name, template=f"messages_{sizes[-2]}")
-                admin = cluster.url(name)
-                copy_conversations(admin, DEFAULT_TENANT, copies=size // sizes[-2] - 1)
+        kilobytes, measured = points.with_cells
+        predicted = predict_turn_cpu_ms(costs, kilobytes)
+        compare(f"CPU ms of a request of {kilobytes:.0f} kB, three cells", predicted, measured)
+        create_database(cluster, "point")
+        asyncio.run(load_block(cluster.url("point", user="quire_app"), POINT_CONVERSATIONS))
+        for copies in POINT_COPIES[:1] if quick else POINT_COPIES:
+            name = f"copies_{copies}"
+            cluster.create_database(name, template="point")
+            admin = cluster.url(name)
+            if copies:
+                copy_conversations(admin, DEFAULT_TENANT, copies=copies)
             messages, total, index = measure_bytes(admin)
             text = read_number(admin, TEXT_BYTES)
             log = predict_log_bytes(costs, messages, requests=0, text_bytes=text)
-            compare(f"MB of the log of {size:,} messages", log / 1e6, (total - index) / 1e6)
-            compare(f"MB of the index of {size:,} messages", predict_index_bytes(costs, messages) / 1e6, index / 1e6)
+            compare(f"MB of the log of {messages:,} messages", log / 1e6, (total - index - empty[1] + empty[2]) / 1e6)
+            compare(
+                f"MB of the index of {messages:,} messages",
+                predict_index_bytes(costs, messages) / 1e6,
+                (index - empty[2]) / 1e6,
+            )
+            url = cluster.url(name, user="quire_app")
+            spent = asyncio.run(load_block(url, ADDED_CONVERSATIONS, start=POINT_CONVERSATIONS))
+            compare(f"CPU us of indexing one of {messages:,}", costs.index_cpu_ms * 1_000, spent["index_us"])
     report.print_table("Predicted and measured", ("what", "predicted", "measured", "error"), rows)
     report.print_table("Costs", costs._fields, [tuple(costs)])
     print(f"\n{render_table(costs)}")
@@ -209,7 +261,7 @@ def run(report: Report, *, quick: bool) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="10,000 messages only, about two minutes")
+    parser.add_argument("--quick", action="store_true", help="10,000 messages only, about a minute")
     made = Report("scale")
     run(made, quick=parser.parse_args().quick)
     made.print_goals_and_exit()

@@ -52,8 +52,9 @@ ENTRY_BYTES = 600
 """Bytes that an entry of a cached window takes in addition to its text."""
 MAX_RECALL_INDEX_BYTES = 256_000_000
 """Bytes of cached recall indexes; a message takes about 900."""
-MAX_CATALOG_BYTES = 512_000_000
-"""Bytes of cached message catalogs; a message takes about 110."""
+MAX_CATALOG_BYTES = 2_000_000_000
+"""Bytes of the cached message catalogs of all tenants; a message takes about 120. One tenant of ten million messages
+and many small ones fit, so that these do not drop what takes the first search half a minute to read."""
 MAX_CACHED_SUMMARIES = 10_000
 """Extractive summaries of documents in the LRU cache."""
 MAX_MESSAGE_COUNTERS = 100
