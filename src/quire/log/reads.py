@@ -12,8 +12,9 @@ from quire.db.database import check_inline_rows, fetch_all
 from quire.db.raw_sql import fetch
 from quire.db.schema import entries
 from quire.errors import EntryNotFound
-from quire.log.types import Branch, BranchRange, MessageKey, Window
+from quire.log.types import Branch, MessageKey, Window
 from quire.model import Entry, EntryKind, Role, Span
+from quire.rows.branches import BranchRange
 
 EntryQuery = Select[*tuple[Any, ...]]
 
