@@ -20,6 +20,7 @@ FOLDERS = {
     "log": ["log", "contract"],
     "model": ["view"],
     "proxy": ["server", "adapters"],
+    "rows": ["cli", "log"],
     "schemas": ["server"],
     "store": ["log", "contract"],
     "turns": ["log"],

@@ -1,4 +1,4 @@
-"""The types in the signatures of the public API, besides those that `quire` itself has."""
+"""The types in the signatures of the public API, other than those that `quire` itself has."""
 
 from quire.agent.approvals import Allow, AllowAlways, ApprovalDecision, ApprovalFunction
 from quire.agent.function_tools import ApprovalRule, FunctionTool

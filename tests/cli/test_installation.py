@@ -113,7 +113,7 @@ def test_a_release_has_addresses_and_a_readme_without_relative_links(tmp_path: P
     assert addresses["Source"] == "https://example.org/quire"
     readme = str(metadata.get_payload())
     targets = re.findall(r"\]\(([^)\s]+)", readme)
-    assert len(targets) > 40
+    assert len(targets) > 30
     assert [target for target in targets if not target.startswith(("https://", "#"))] == []
     tag = f"v{metadata['version']}"
     assert f"https://example.org/quire/raw/{tag}/docs/picture/page-timeline.png" in targets

@@ -18,7 +18,17 @@ from typer.testing import CliRunner
 from quire.cli.app import app
 from quire.schemas.setup import JobCountsSchema
 
-KINDS = ["compact", "index_messages", "count_usage", "embed", "index_vault", "summarize_documents", "purge", "backtest"]
+KINDS = [
+    "compact",
+    "index_messages",
+    "index_topics",
+    "count_usage",
+    "embed",
+    "index_vault",
+    "summarize_documents",
+    "purge",
+    "backtest",
+]
 
 
 def test_once_on_sqlite_does_what_is_left_and_ends(home: CliHome):

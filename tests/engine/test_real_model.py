@@ -7,7 +7,7 @@ import pytest
 from infra.llama import LocalModel, find_missing_packages
 from quire.compaction.summarizer import Summarizer
 from quire.engine import Engine, EngineConfig
-from quire.engine.topic_indexing import index_topics
+from quire.engine.topic_indexer import index_topics
 from quire.llm import Prompt, Reply, get_model
 from quire.model import Compaction, Message, Span, TopicIndex
 from quire.model.context_events import CompactionFailed, ContextEvent

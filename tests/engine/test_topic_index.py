@@ -17,7 +17,7 @@ from quire.compaction import topic_writer
 from quire.engine import Conversation, Engine, EngineConfig, open_engine
 from quire.engine.message_index import index_messages
 from quire.engine.search import search_messages
-from quire.engine.topic_indexing import MAX_FAILED_BATCHES, find_unread, index_topics
+from quire.engine.topic_indexer import MAX_FAILED_BATCHES, find_unread, index_topics
 from quire.errors import ModelRateLimited, ModelUnavailable, SpendCapReached, SummaryFailed
 from quire.llm import Prompt
 from quire.model import Entry, Message, Restore, Span, TopicIndex

@@ -17,6 +17,7 @@ from quire.engine import Engine, EngineConfig
 from quire.engine.message_index import index_messages
 from quire.engine.search import MessageFilter
 from quire.engine.shared_transcript import SharedTranscript
+from quire.engine.topic_indexer import index_topics
 from quire.errors import ModelContextOverflow, ModelUnavailable
 from quire.llm import Prompt
 from quire.model import Message, TextPart
@@ -54,7 +55,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 def make_engine(store: SqlStore, *steps: Any, **options: Any) -> Engine:
     values = {"model": "gpt-4o", "context_limit": 4_000, "context_background_threshold": None, "strategy": "summarize"}
-    settings = Settings.model_validate({**values, "min_recent_messages_to_keep": 4})
+    settings = Settings.model_validate({**values, "min_recent_messages_to_keep": 4, "topic_index": True})
     model = ScriptedModel(*steps, repeat=True, window=3_000, name="gpt-4o-mini")
     return Engine(store, EngineConfig.create(settings, summarizer=model, **options))
 
@@ -86,6 +87,7 @@ async def test_everything_that_may_run_in_the_process_does(store: SqlStore, call
             )
             assert SECRET not in "".join([piece async for piece in transcript.write()])
             assert transcript.masked_count >= 12
+        await index_topics(engines["a"], "a", 0)
     assert called == find_portable_functions()
 
 

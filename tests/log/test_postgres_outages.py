@@ -14,6 +14,7 @@ from quire.db import migrate, postgres
 from quire.db.database import TransactionOptions
 from quire.errors import StoreBusy, StoreReadOnly, StoreUnavailable
 from quire.model import Entry, Message
+from quire.model.ids import new_id
 from quire.store import SqlStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_binaries(18) is None, reason="PostgreSQL 18 is not installed")]
@@ -40,7 +41,7 @@ def url(cluster: Cluster) -> str:
 
 @pytest.fixture
 async def store(url: str, request: pytest.FixtureRequest) -> AsyncIterator[SqlStore]:
-    async with SqlStore.open(url, tenant=request.node.name) as store:
+    async with SqlStore.open(url, tenant=f"{request.node.name}-{new_id()}") as store:
         await store.create_conversation("hot")
         await store.create_conversation("cold")
         yield store
@@ -125,9 +126,11 @@ async def test_a_broken_connection_is_replaced_between_two_turns(cluster: Cluste
 async def test_connections_of_short_transactions_serve_all_others(url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(postgres, "_POOL_SIZE", 1)
     async with SqlStore.open(url) as store:
-        await store.create_conversation("c")
+        name = (await store.create_conversation()).id
         for _ in range(2):
-            branch, *_ = await asyncio.gather(store.get_branch("c"), store.list_conversations(), store.get_branch("c"))
+            branch, *_ = await asyncio.gather(
+                store.get_branch(name), store.list_conversations(), store.get_branch(name)
+            )
         assert branch.head_seq == 0
         assert store.get_pool_stats().in_use <= 1
 

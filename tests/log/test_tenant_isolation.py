@@ -28,6 +28,7 @@ from quire.index.types import (
     PassageVector,
     SegmentData,
     SegmentRef,
+    SegmentTask,
     SegmentUpdate,
     VaultDocument,
 )
@@ -36,7 +37,7 @@ from quire.log import Citation, ConversationOrigin, ConversationRecord, MessageK
 from quire.log.imports import ImportBatch, ImportItem
 from quire.log.observations import FileVersion
 from quire.log.transcripts import TranscriptKey, TranscriptLine
-from quire.model import DocumentReference, Draft, FilePart, Message, Span, TextPart, Usage
+from quire.model import DocumentReference, Draft, FilePart, Message, Span, TextPart, Topic, TopicIndex, Usage
 from quire.store import SqlStore
 from quire.store.backtests import NewBacktestShard
 
@@ -263,6 +264,8 @@ MESSAGE = Message.user("a's own")
 SEGMENT = SegmentUpdate(
     "theirs", 0, 0, 1, 1, None, 0, SegmentData(b"columns", b"terms"), None, ((0, ({"message": 1},)),)
 )
+SEGMENT_TASK = SegmentTask("theirs", 0, 0, 1, None, None, ())
+TOPIC = Topic(kind="topic", label="a's topic", text="a message", messages=(1,))
 NOTE = IndexedDocument(VaultDocument("note.md", b"digest", 1, 1), (Passage("note.md", "a's note"),))
 SCOPES = ("memory:agent", "vault:vault")
 
@@ -386,6 +389,8 @@ WITHOUT_CONVERSATION = {
     "message_index.reset_format",
     "message_index.read_changes",
     "message_index.read_messages",
+    "message_index.list_topics",
+    "message_index.find_topics",
     "list_conversation_ids",
     "usage.has_uncounted",
     "usage.count",
@@ -434,6 +439,7 @@ async def other_store(store: SqlStore) -> SqlStore:
     await other.append("theirs", MESSAGE, Message(role="user", parts=(file,)))
     turn = make_turn(Message.user("a question"), Message.assistant("an answer"))
     await other.record_reply("theirs", turn._replace(request_id="a's request", response_id="a's response"))
+    await other.append("theirs", TopicIndex(covers=Span(first=1, last=2), topics=(TOPIC,)))
     await other.message_index.put_segments([SEGMENT])
     await other.memories.add("agent", "a's memory", citation=Citation("theirs", 0, 1))
     await other.transcripts.append(TRANSCRIPT, [TranscriptLine("id", "a's line")])
@@ -548,6 +554,8 @@ async def search_everything(store: SqlStore) -> object:
         await store.message_index.read_changes(["message"], after_revision=0),
         await store.message_index.read_batch(max_entries=10),
         await store.message_index.read_messages([MessageKey("theirs", 0, 1)]),
+        await store.message_index.list_topics(SEGMENT_TASK),
+        await store.message_index.find_topics([MessageKey("theirs", 0, 1)]),
         await store.list_conversation_ids(),
         await store.documents.list("vault"),
         await store.memories.list("agent", include_retired=True),
@@ -557,6 +565,7 @@ async def search_everything(store: SqlStore) -> object:
 async def test_no_method_finds_or_changes_what_another_tenant_can_find(other_store: SqlStore) -> None:
     before = await search_everything(other_store)
     [hits, *_] = before
+    assert (await other_store.message_index.list_topics(SEGMENT_TASK)).keys() == {1}
     assert {hit.scope for hit in hits} == set(SCOPES)
     mine = other_store.for_tenant("b")
     [memory] = await other_store.memories.list("agent")
@@ -581,6 +590,8 @@ async def test_no_method_finds_or_changes_what_another_tenant_can_find(other_sto
     read = await mine.message_index.read_changes(["message"], after_revision=0)
     assert (read.changes, read.postings) == ((), {})
     assert await mine.message_index.read_messages([MessageKey("theirs", 0, 1)]) == ([None], {})
+    assert await mine.message_index.list_topics(SEGMENT_TASK) == {}
+    assert await mine.message_index.find_topics([MessageKey("theirs", 0, 1)]) == {}
     assert await mine.list_conversation_ids() == []
     assert await mine.message_index.mark_unembedded("e") == 0
     await mine.message_index.reset_format()

@@ -96,7 +96,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         assert isinstance(manifest, Manifest)
         if isinstance(request.assembly, ClientAssembly):
             assert isinstance(encoded, EncodedManifest)
-            assert encoded == manifest.encode()
+            assert encoded == EncodedManifest.from_manifest(manifest)
             forms.append(request.assembly.forwarded.form if request.assembly.forwarded is not None else "")
         return encoded
 

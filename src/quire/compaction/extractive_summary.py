@@ -64,10 +64,10 @@ def extract_summary(
     scorer = LineScorer(instructions)
     required, lines = _parse_previous(previous or "", scorer)
     # The user's newest request, and the first one unless the previous summary contains it.
-    asked = [(seq, message) for seq, message in messages if message.role == "user" and message.text.strip()]
-    chosen = [(FIRST_REQUEST_PREFIX, *asked[0])] if asked and not previous else []
-    if asked and (not chosen or len(asked) > 1):
-        chosen.append((NEWEST_REQUEST_PREFIX, *asked[-1]))
+    questions = [(seq, message) for seq, message in messages if message.role == "user" and message.text.strip()]
+    chosen = [(FIRST_REQUEST_PREFIX, *questions[0])] if questions and not previous else []
+    if questions and (not chosen or len(questions) > 1):
+        chosen.append((NEWEST_REQUEST_PREFIX, *questions[-1]))
     max_chars = max(0, max_tokens) // _REQUEST_TOKENS_DIVISOR * 4
     requests: dict[int, str] = {}
     for label, seq, message in chosen:

@@ -1,12 +1,12 @@
 """Topics of archived messages, written by a model: subjects, entities with what was said of them, events in order.
 
 They are words by which a search finds the messages that they cite. No request contains one, because a model repeats
-what messages tell it to. The answer is bounded and parsed. What cites no message of the batch that shares a word with
+what messages order. The answer is bounded and parsed. What cites no message of the batch that shares a word with
 it is dropped, so that made-up topics lead nowhere.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
@@ -32,6 +32,7 @@ from quire.model import Entry, Message, Topic
 from quire.model.entry_bodies import TopicKind
 from quire.search.languages import detect_language
 from quire.search.tokenizer import find_distinct_terms
+from quire.wire.tokens import TokenCounter
 
 MAX_BATCH_TOKENS = 6_000
 """Tokens of the messages of one call: of more, models list a smaller part."""
@@ -77,24 +78,32 @@ class _Answer(BaseModel):
     topics: list[JsonValue]
 
 
-def plan_batch(entries: Sequence[Entry], summarizer: Summarizer, *, max_tokens: int) -> tuple[TranscriptChunk, int]:
-    """The first of these messages that fit into one call, and the maximum tokens of its answer.
+class BatchLimits(NamedTuple):
+    """Tokens of one call."""
 
-    A message that is longer than `max_tokens` is excerpted. Raises `SummaryFailed` if nothing fits.
+    message_tokens: int
+    answer_tokens: int
+    """With its thinking."""
+
+    @classmethod
+    def create(cls, summarizer: Summarizer) -> Self:
+        counter = summarizer.token_counter
+        answer_limit = min(summarizer.max_output_tokens, int(summarizer.window * MAX_ANSWER_WINDOW_SHARE))
+        thinking_tokens = min(summarizer.max_thinking_tokens, answer_limit // 2)
+        answer_tokens = min(answer_limit, MAX_ANSWER_TOKENS + thinking_tokens)
+        margin = max(1.0 if counter.exact else ESTIMATE_MARGIN, summarizer.ratio)
+        prompt_tokens = int((summarizer.window - answer_tokens) / margin) - PROMPT_OVERHEAD_TOKENS
+        return cls(min(prompt_tokens - counter.count(_PROMPT), MAX_BATCH_TOKENS), answer_tokens)
+
+
+def plan_batch(entries: Sequence[Entry], *, max_tokens: int, counter: TokenCounter) -> TranscriptChunk:
+    """The first of these messages that fit into one call. A message that is longer than `max_tokens` is excerpted.
+
+    Raises `SummaryFailed` if nothing fits.
     """
-    counter = summarizer.token_counter
-    answer_limit = min(summarizer.max_output_tokens, int(summarizer.window * MAX_ANSWER_WINDOW_SHARE))
-    thinking_tokens = min(summarizer.max_thinking_tokens, answer_limit // 2)
-    answer_tokens = min(answer_limit, MAX_ANSWER_TOKENS + thinking_tokens)
-    margin = max(1.0 if counter.exact else ESTIMATE_MARGIN, summarizer.ratio)
-    prompt_tokens = int((summarizer.window - answer_tokens) / margin) - PROMPT_OVERHEAD_TOKENS - counter.count(_PROMPT)
-    room = min(prompt_tokens, max_tokens)
-    if room < MIN_BATCH_TOKENS:
-        raise SummaryFailed(
-            "overflow",
-            f"The context window of {summarizer.model.name}, {summarizer.window:,} tokens, has no room for messages.",
-        )
-    return chunk_transcript(to_transcript(entries), max_tokens=room, counter=counter, max_parts=1)[0], answer_tokens
+    if max_tokens < MIN_BATCH_TOKENS:
+        raise SummaryFailed("overflow", f"A call has room for fewer than {MIN_BATCH_TOKENS} tokens of messages.")
+    return chunk_transcript(to_transcript(entries), max_tokens=max_tokens, counter=counter, max_parts=1)[0]
 
 
 async def write_topics(

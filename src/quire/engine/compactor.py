@@ -11,7 +11,7 @@ from quire.engine.assembler import AssembledRequest
 from quire.engine.spending import check_spend_cap
 from quire.engine.state import EngineState
 from quire.engine.summarizer_spending import load_summarizer, record_summarizer_cost, reserve_summarizer_spend
-from quire.engine.topic_indexing import schedule_topics
+from quire.engine.topic_indexer import schedule_topics
 from quire.errors import InvalidRequest, SummaryFailed
 from quire.log import Window
 from quire.model import Compaction, Draft, Entry, Restore, TokenCount, Truncation, Usage

@@ -398,7 +398,11 @@ class Conversation:
         return Conversation(self.engine, self.id, branch.number)
 
     async def list_topics(self, seq: int) -> list[Topic]:
-        """Topics by which search and recall find a message: a model's words, with the setting `topic_index`."""
+        """Topics by which search and recall find a message: a model's words, with the setting `topic_index`.
+
+        Args:
+            seq: The message's number in the conversation.
+        """
         if not self.engine.settings.topic_index:
             return []
         [entry] = await self.engine.store.get_entries(self.id, [seq], branch=self.branch)

@@ -66,7 +66,7 @@ class Request:
     client_path: bytes | None = None
     """The path of the reply in the client's own message list, if it differs from the log's."""
     start_path: bytes | None = None
-    """The path of a list that begins with the reply, where a compaction of the provider stands for all before."""
+    """The path of a list that begins with the reply, where a compaction of the provider replaces all before."""
     strict_head: bool = False
     """Raises `StaleHead` if a concurrent append moved the head; otherwise the reply is appended after it."""
     reservation: SpendReservation | None = None

@@ -36,7 +36,7 @@ MAX_REFRESH_READS = 100_000
 """Reads of changed segments in one search, in case others change as fast as it reads."""
 REQUEST_REFRESH_SECONDS = 8.0
 """Time in which the search of a request reads changed segments. The first one of a process has millions of messages to
-read in a tenant of that size; it answers with what it has, and the next one goes on."""
+read in a tenant of that size; it answers with what it has, and the next one continues there."""
 
 
 class MessageFilter(FrozenModel):

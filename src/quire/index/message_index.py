@@ -592,12 +592,12 @@ def read_messages(
 def find_topics(connection: Connection, tenant: str, keys: Collection[MessageKey]) -> dict[MessageKey, list[Topic]]:
     """The topics that cite these messages, by the newest indexes of their conversations."""
     found: defaultdict[MessageKey, list[Topic]] = defaultdict(list)
-    wanted = set(keys)
+    key_set = set(keys)
     for conversation in sorted({key.conversation for key in keys}):
         for entry in reads.read_topic_indexes(connection, tenant, conversation, limit=MAX_READ_INDEXES):
             branch = conversations.get_branch(connection, tenant, conversation, entry.branch)
             for place, topic in _iter_citations(entry, branch):
-                if (key := MessageKey(conversation, *place)) in wanted:
+                if (key := MessageKey(conversation, *place)) in key_set:
                     found[key].append(topic)
     return found
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from types import MappingProxyType
 from typing import NamedTuple
 
 from quire.model import Entry
@@ -104,7 +103,7 @@ class SegmentTask(NamedTuple):
     data: SegmentData | None
     """Its bytes, if they are extended; None if it is built from all its entries."""
     entries: tuple[Entry, ...]
-    topics: Mapping[int, Sequence[str]] = MappingProxyType({})
+    topics: Mapping[int, Sequence[str]] | None = None
     """Of a segment that is built again: texts of topics by the number of a message that they cite."""
 
 

@@ -19,7 +19,7 @@ from quire.context.vault import Vault
 from quire.engine import Conversation, Engine
 from quire.engine.embeddings import embed_scope
 from quire.engine.message_index import index_messages
-from quire.engine.topic_indexing import find_unread, index_topics
+from quire.engine.topic_indexer import find_unread, index_topics
 from quire.errors import (
     BranchNotFound,
     ContextOverflow,

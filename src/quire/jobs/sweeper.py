@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import NamedTuple
 
-from quire.engine.topic_indexing import find_unread
+from quire.engine.topic_indexer import find_unread
 from quire.errors import NotFound, StoreUnavailable
 from quire.jobs.base import Defer, EngineProvider, Job, JobKind, log_event
 from quire.model.ids import now

@@ -202,7 +202,7 @@ class ThinkingSplitter:
         self._thoughts: list[str] = []
         self._place: Literal["start", "thinking", "gap", "text"] = "start"
         self._pending = ""
-        """The end of what has arrived, as far as it may be a part of a tag, or of the space beside one."""
+        """The end of what has arrived, as far as it may be a part of a tag, or of the white space around one."""
 
     @property
     def text(self) -> str:

@@ -40,7 +40,7 @@ def insert_manifest(
         # Too long for the index, or with characters that a text column cannot store.
         response_id = None
     if isinstance(manifest, Manifest):
-        manifest = _mask_names(connection, manifest).encode()
+        manifest = EncodedManifest.from_manifest(_mask_names(connection, manifest))
     row = to_manifest_row(to_key(tenant, reply), manifest, request_id=request_id, response_id=response_id)
     inserted = insert_rows(connection, manifests, [row], ignore_existing=True)
     # -1 in a batch: then the reply is new, so no other manifest can be stored under it.
@@ -56,7 +56,7 @@ def insert_manifest(
 
 def import_manifest(connection: Connection, tenant: str, reply: Entry, manifest: Manifest) -> None:
     """Stores the manifest of an exported conversation; blobs that were purged before the export are not referenced."""
-    encoded = _mask_names(connection, manifest).encode()
+    encoded = EncodedManifest.from_manifest(_mask_names(connection, manifest))
     insert_rows(connection, manifests, [to_manifest_row(to_key(tenant, reply), encoded)])
     record_blob_uses(connection, tenant, reply, select_stored(connection, tenant, encoded.blobs))
 

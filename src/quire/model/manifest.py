@@ -4,7 +4,7 @@ Contiguous messages with the same decision share one row. The included rows suff
 replay the request.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from quire.model.base import FrozenModel
 from quire.model.entry_bodies import Span
@@ -162,14 +162,6 @@ class ForwardedRequest(FrozenModel):
         return self.masked_digest or self.digest
 
 
-class EncodedManifest(NamedTuple):
-    """A manifest as its canonical JSON."""
-
-    text: str
-    blobs: frozenset[str]
-    """Digests of the blobs that it includes."""
-
-
 class Manifest(FrozenModel):
     """The record of one request."""
 
@@ -201,12 +193,6 @@ class Manifest(FrozenModel):
     forwarded: ForwardedRequest | None = None
     """Set for requests through the gateway, and for an adapter's requests that name what has no place in the log."""
 
-    def encode(self) -> EncodedManifest:
-        blobs = {decision.blob for decision in self.included if decision.blob is not None}
-        if self.forwarded is not None and self.forwarded.request_blob is not None:
-            blobs.add(self.forwarded.request_blob)
-        return EncodedManifest(self.canonical_json(), frozenset(blobs))
-
     @property
     def included(self) -> tuple[Decision, ...]:
         return select_decisions(self.decisions, included=True)
@@ -219,3 +205,18 @@ class Manifest(FrozenModel):
     @property
     def excluded(self) -> tuple[Decision, ...]:
         return select_decisions(self.decisions, included=False)
+
+
+class EncodedManifest(NamedTuple):
+    """A manifest as its canonical JSON."""
+
+    text: str
+    blobs: frozenset[str]
+    """Digests of the blobs that it includes."""
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest) -> Self:
+        blobs = {decision.blob for decision in manifest.included if decision.blob is not None}
+        if manifest.forwarded is not None and manifest.forwarded.request_blob is not None:
+            blobs.add(manifest.forwarded.request_blob)
+        return cls(manifest.canonical_json(), frozenset(blobs))

@@ -135,6 +135,9 @@ def list_conversations(
             check_row(row[:-1], row[-1], name=f"branch {row[1]} of {row[0]!r}")
             branches += 1
             entries += row[5] - find_fork_seq(json.loads(row[4]))
-        shown = title or titles.get(name, "")
-        listed.append(ConversationListRow(name, shown, parse_tags(metadata), updated_at, entries, branches))
+        listed.append(
+            ConversationListRow(
+                name, title or titles.get(name, ""), parse_tags(metadata), updated_at, entries, branches
+            )
+        )
     return listed

@@ -30,14 +30,14 @@ WHERE tenant = :tenant AND conversation = :conversation AND branch = :branch AND
 
 
 class StoredReply(NamedTuple):
-    """A reply, as far as its request is shown with it."""
+    """A reply, as far as it is printed with its request."""
 
     seq: int
     turn: StoredObject | None
     references: tuple[Any, ...]
 
 
-class StoredRequest(NamedTuple):
+class ReplyRequest(NamedTuple):
     manifest: StoredManifest
     reply: StoredReply
 
@@ -56,10 +56,10 @@ class _BranchRow(NamedTuple):
 
 def find_request(
     connection: sqlite3.Connection, tenant: str, *, conversation: str | None, branch: int | None, reply: int | None
-) -> StoredRequest | None:
+) -> ReplyRequest | None:
     """The request that this reply answered, or without one the newest if a client with its own list made it.
 
-    None if only the engine can tell: about the next request, about edits that wait for it, what a name that is no ID
+    None if only the engine knows: about the next request, about edits that wait for it, what a name that is no ID
     names, and how to say that something does not exist.
     """
     key: dict[str, object] = {"tenant": tenant, "conversation": conversation}
@@ -90,7 +90,7 @@ def find_request(
     if reply is None and (manifest.forwarded is None or may_have_waiting_edits(state)):
         return None
     read = _read_reply(connection, {**key, "branch": owner, "seq": seq})
-    return StoredRequest(manifest, read) if read is not None else None
+    return ReplyRequest(manifest, read) if read is not None else None
 
 
 def _read_reply(connection: sqlite3.Connection, key: Mapping[str, Any]) -> StoredReply | None:

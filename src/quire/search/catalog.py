@@ -327,8 +327,8 @@ class MessageCatalog:
 
     def _resize(self, rows: IntArray | slice, capacity: int) -> None:
         for name, array in self._columns.items():
-            kept, resized = array[rows], np.zeros((capacity, *array.shape[1:]), array.dtype)
-            resized[: len(kept)] = kept
+            selected, resized = array[rows], np.zeros((capacity, *array.shape[1:]), array.dtype)
+            resized[: len(selected)] = selected
             self._columns[name] = resized
 
     def _select(self, where: RowFilter) -> BoolArray:

@@ -59,7 +59,7 @@ WEIGHTS: Mapping[RankingMode, Mapping[str, float]] = MappingProxyType(
     }
 )
 """Weights of the signals. With a budget, messages are chosen for a request: the strengths are log odds, from which the
-cost is subtracted, so that length needs no further weight. As a list, each hit stands for its conversation and its
+cost is subtracted, so that length needs no further weight. As a list, each hit represents its conversation and its
 score is compared between queries: a score from 0 to 1, in which the length of a message is part of BM25."""
 LIST_BONUSES = ("date", "first_person")
 """Signals for queries that name a day or are about oneself: in a list they are added to the mean of the others."""

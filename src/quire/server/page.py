@@ -59,7 +59,7 @@ code { color: var(--ink); white-space: nowrap; }
 pre { color: var(--ink); white-space: pre-wrap; overflow-wrap: anywhere; font: inherit; }
 a, button { color: inherit; font: inherit; }
 """
-"""Style of a page that is shown without the built files; its policy allows nothing else."""
+"""Style of a page without the built files; its policy allows nothing else."""
 
 _NOTICE_POLICY: Final = "; ".join(
     (

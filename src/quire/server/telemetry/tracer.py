@@ -225,5 +225,5 @@ class InstrumentedModel:
 
 
 def _provider_name(model: str) -> str:
-    """The provider's name in OpenTelemetry's conventions, as far as the model's name tells it."""
+    """The provider's name in OpenTelemetry's conventions, as far as the model's name shows it."""
     return "anthropic" if infer_wire_format(model) == "messages" else "openai"

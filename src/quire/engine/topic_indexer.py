@@ -93,14 +93,15 @@ async def _write_index(
 ) -> TopicIndex:
     """The index of the first of these messages, under the spend caps. Its cost is recorded, whatever comes of it."""
     # Most commands index nothing, and the import takes long.
-    from quire.compaction.topic_writer import MAX_BATCH_TOKENS, plan_batch, write_topics
+    from quire.compaction.topic_writer import BatchLimits, plan_batch, write_topics
 
     failures: list[SummaryFailureReason] = []
     usages: list[Usage] = []
     costs: list[Cost] = []
     topics, halvings, model = tuple[Topic, ...](), 0, summarizer.model.name
-    size, plan = measure_entries(entries), partial(plan_batch, entries, summarizer)
-    chunk, answer_tokens = await run_portable(size, partial(plan, max_tokens=MAX_BATCH_TOKENS))
+    size, counter = measure_entries(entries), summarizer.token_counter
+    max_tokens, answer_tokens = BatchLimits.create(summarizer)
+    chunk = await run_portable(size, plan_batch, entries, max_tokens=max_tokens, counter=counter)
     while len(failures) < MAX_ATTEMPTS:
         await check_spend_cap(engine, conversation)
         caller = SummarizerCaller(summarizer)
@@ -117,7 +118,8 @@ async def _write_index(
                 halvings += 1
                 if halvings > MAX_HALVINGS:
                     raise SummaryFailed("overflow", str(exc)) from exc
-                chunk, answer_tokens = await run_portable(size, partial(plan, max_tokens=chunk.tokens // 2))
+                max_tokens = chunk.tokens // 2
+                chunk = await run_portable(size, plan_batch, entries, max_tokens=max_tokens, counter=counter)
             else:
                 break
             finally:
