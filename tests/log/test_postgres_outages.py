@@ -47,6 +47,13 @@ async def store(url: str, request: pytest.FixtureRequest) -> AsyncIterator[SqlSt
         yield store
 
 
+def count_sessions(cluster: Cluster, application: str) -> int:
+    with psycopg.connect(cluster.url("quire")) as connection:
+        query = "SELECT count(*)::int FROM pg_stat_activity WHERE application_name = %s"
+        row = connection.execute(query, (application,)).fetchone()
+    return row[0] if row else 0
+
+
 def execute(cluster: Cluster, *statements: str) -> None:
     with psycopg.connect(cluster.url("quire"), autocommit=True) as connection:
         for statement in statements:
@@ -204,7 +211,7 @@ async def test_a_commit_without_its_synchronous_standby_is_not_acknowledged(clus
 
 async def test_reset_connections_are_replaced_and_reported(cluster: Cluster):
     async with FaultProxy(cluster.port) as proxy:
-        url = f"postgresql://quire_app@127.0.0.1:{proxy.port}/quire"
+        url = f"postgresql://quire_app@127.0.0.1:{proxy.port}/quire?application_name=proxied"
         losses: list[str] = []
         async with SqlStore.open(url, tenant="proxied") as store:
             store.on_connection_loss(lambda _: losses.append("lost"))
@@ -214,6 +221,10 @@ async def test_reset_connections_are_replaced_and_reported(cluster: Cluster):
             assert losses
             proxy.delay_seconds = 0.01
             assert len(await append(store)) == 1
+        # One that was being opened when its pool was replaced is closed, too.
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while count_sessions(cluster, "proxied"):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
 
 
 async def test_the_first_host_that_answers_is_used(cluster: Cluster):

@@ -368,13 +368,13 @@ class PostgresDatabase:
                 result = await run(driver)
             except BaseException as error:
                 is_closed = driver.closed
-                await self._discard(connection, is_closed=is_closed)
+                await self._discard(connection, pool)
                 if is_closed and isinstance(error, OperationalError):
                     self._report_connection_loss()
                     raise BrokenConnection from error
                 raise
             if self._is_closed or self._waiting or pool is not self._engine.sync_engine.pool:
-                await self._discard(connection, is_closed=False)
+                await self._discard(connection, pool)
             else:
                 self._parked.append((connection, pool))
             return result
@@ -411,18 +411,20 @@ class PostgresDatabase:
     def _check_out(self) -> tuple[Connection, Pool]:
         """Checks a connection out, with its pool. While this waits for one, none is parked."""
         engine: Engine = self._engine.sync_engine
+        # Another transaction may replace the pool before this one has its connection.
+        pool = engine.pool
         self._waiting += 1
         try:
-            return engine.connect(), engine.pool
+            return engine.connect(), pool
         finally:
             self._waiting -= 1
 
-    async def _discard(self, connection: Connection, *, is_closed: bool) -> None:
+    async def _discard(self, connection: Connection, pool: Pool) -> None:
         """Returns a connection to the pool, or drops it if it is closed or its pool was replaced."""
         from sqlalchemy.util import greenlet_spawn
 
         def discard() -> None:
-            if is_closed or self._is_closed:
+            if get_driver(connection).closed or self._is_closed or pool is not self._engine.sync_engine.pool:
                 connection.invalidate()
             connection.close()
 
