@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from gateway_fixtures import GatewayHarness, run_gateway
 
-from infra.scripted_provider import ProviderRequest, ScriptedProvider, ScriptedReply, play, run_scripted_provider
+from infra.scripted_provider import (
+    ProviderRequest,
+    ScriptedProvider,
+    ScriptedReply,
+    ScriptedUsage,
+    play,
+    run_scripted_provider,
+)
 from proxy.client_lists import Item, make_answer, make_calls, make_question, make_results
 from quire.cli.run_host import describe_losses
 from quire.model import Compaction, ContextEpoch, Entry
@@ -96,6 +103,7 @@ async def test_a_dropped_result_is_a_stub_for_the_model_and_whole_in_the_log(sto
 @pytest.mark.parametrize("wire", FORMATS)
 async def test_a_drop_waits_until_the_prompt_cache_is_cold(store: SqlStore, wire: str, monkeypatch: pytest.MonkeyPatch):
     async with run_agent_gateway(store, wire) as (harness, provider):
+        provider.script = play(ScriptedReply("Noted.", usage=ScriptedUsage(input_tokens=5_000, cached_tokens=4_000)))
         items = begin_session(wire)
         await send(harness, wire, items[:-1])
         [conversation] = await store.list_conversations()

@@ -166,6 +166,22 @@ async def test_the_price_of_a_drop_is_known_before(store: SqlStore, wire: str):
         assert waiting["rewritten_tokens"] > 100
 
 
+async def test_a_drop_does_not_wait_for_a_provider_without_a_cache(store: SqlStore):
+    with run_scripted_provider("Noted.", count_tokens=count_billed_tokens) as provider:
+        settings: Any = {"upstreams": {"*": {"base_url": provider.openai_url, "speaks": ["messages"]}}}
+        async with run_gateway(store, provider.openai_url, **settings) as harness:
+            items = await run_rounds(harness, "messages", 3)
+            [conversation] = await store.list_conversations()
+            base = f"/api/conversations/{conversation.id}"
+            entries = await store.read_range(conversation.id, kinds=["message"])
+            result = next(entry for entry in entries if entry.role == "tool")
+            answer = await harness.http.post(f"{base}/drops", json={"seq": result.seq})
+            assert answer.json()["waiting"]["moment"] == "next_turn"
+            await send(harness, "messages", [*items, *make_question("messages", "And now?")])
+            assert "dropped by the user" in provider.requests[-1].raw.decode()
+            assert (await harness.http.get(f"{base}/compaction")).json()["waiting"] is None
+
+
 async def test_an_undo_of_the_agents_compaction_says_what_it_restores(store: SqlStore):
     async with run_caching_gateway(store, "messages") as (harness, provider):
         items = await run_rounds(harness, "messages", 12)

@@ -22,6 +22,7 @@ from quire.proxy.edited_requests import (
     MANUAL_COMPACTION,
     STUB_TOKENS,
     choose_newest,
+    has_prompt_cache,
     measure_restorable_tokens,
     read_restorable,
 )
@@ -31,8 +32,6 @@ from quire.view.rendered import MessageCounter
 from quire.wire import wire_format_for
 from quire.wire.codecs import CODECS
 
-MIN_CACHED_TOKENS = 1_024
-"""Shorter prompts are not cached by providers that report no writes."""
 MAX_READ_EPOCHS = 20
 
 EditMoment = Literal["next_request", "next_turn", "cold_cache"]
@@ -133,9 +132,7 @@ def estimate_effect(
     edited = max(0, unedited - removed + added)
     fixed = sum(each.used for each in manifest.slots if each.slot in ("system", "tools"))
     cached = fixed if wire == "messages" else fixed + tokens.unchanged
-    has_cache = usage.cache_read_tokens + usage.cache_write_tokens > 0 or (
-        wire != "messages" and usage.input_tokens >= MIN_CACHED_TOKENS
-    )
+    has_cache = has_prompt_cache(usage, wire)
     is_warm = has_cache and cold_in_seconds > 0
     read_after = min(usage.input_tokens, edited) if is_warm else 0
     if is_warm and waiting.change_the_list:

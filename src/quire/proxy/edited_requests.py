@@ -19,6 +19,8 @@ from quire.model import (
     Entry,
     Policy,
     Span,
+    Usage,
+    WireFormatName,
 )
 from quire.model.entry_bodies import EditedSummary, ListAnchor
 from quire.model.ids import now
@@ -44,6 +46,8 @@ from quire.wire.compaction_blocks import drop_summary_requests
 from quire.wire.item_edits import ItemEditor
 from quire.wire.labels import label_text
 
+MIN_CACHED_TOKENS = 1_024
+"""Shorter prompts are not cached by providers that report no writes."""
 COLD_CACHE_FACTOR = 1.1
 """Factor on the lifetime of a prompt cache after which it counts as cold."""
 
@@ -178,7 +182,7 @@ class ListEditor:
         )
         # A restored list is written to the cache as a whole, whenever that is.
         restores = summary != (state.epoch.summary if state.epoch is not None else None)
-        may_break = bool(state.edits_now) or restores or self._is_cold(state, newest[-1].created_at if newest else 0)
+        may_break = bool(state.edits_now) or restores or self._is_cold(state, newest[-1] if newest else None)
         size = self.client_request.work_bytes
         return await run_sized(size, plan_epoch, self.items, state.epoch, requested, self._editor, may_break=may_break)
 
@@ -319,14 +323,24 @@ class ListEditor:
         )
         return extended, end
 
-    def _is_cold(self, state: BranchState, replied_at: int) -> bool:
-        """Whether the provider's prompt cache has nothing of this list any more."""
-        epoch, editor = state.epoch, self.client_request.codec.item_editor
-        if epoch is not None and not editor.holds_anchor(self.items, epoch.newest):
+    def _is_cold(self, state: BranchState, newest: Entry | None) -> bool:
+        """Whether the provider's prompt cache has nothing of this list, or nothing any more."""
+        epoch, codec = state.epoch, self.client_request.codec
+        if newest is None or (epoch is not None and not codec.item_editor.holds_anchor(self.items, epoch.newest)):
             # The client has rewound or compacted its list.
             return True
-        lifetime = self.client_request.codec.get_cache_seconds(self.client_request.raw)
-        return now() - replied_at > lifetime * COLD_CACHE_FACTOR * 1_000_000
+        usage = newest.metadata.usage
+        if usage is not None and not has_prompt_cache(usage, codec.name):
+            return True
+        lifetime = codec.get_cache_seconds(self.client_request.raw)
+        return now() - newest.created_at > lifetime * COLD_CACHE_FACTOR * 1_000_000
+
+
+def has_prompt_cache(usage: Usage, wire_format: WireFormatName) -> bool:
+    """Whether the provider put the request with this usage into its prompt cache."""
+    if usage.cache_read_tokens + usage.cache_write_tokens > 0:
+        return True
+    return wire_format != "messages" and usage.input_tokens >= MIN_CACHED_TOKENS
 
 
 async def read_restorable(store: SqlStore, conversation: str, span: Span, *, branch: int) -> list[Entry]:
@@ -382,7 +396,7 @@ class SentTokens(NamedTuple):
 async def _read_sent_tokens(
     store: SqlStore, conversation: str, branch: int, *, first: int = 1, last: int | None = None
 ) -> SentTokens | None:
-    """Those of the request of the newest reply from `first` to `last`."""
+    """Tokens of the request that led to the newest reply from `first` to `last`."""
     replies = await store.read_tail(conversation, 1, branch=branch, last=last, kinds=["message"], roles=["assistant"])
     if not replies or replies[0].seq < first:
         return None
