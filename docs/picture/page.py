@@ -37,7 +37,7 @@ ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking",
 TOKEN = "only-for-pictures"  # noqa: S105
 LABELS = HERE / "labels.json"
 READ_LABELS = """() => [...document.querySelectorAll('button, h2, h3, label, summary, th, legend, option')]
-    .filter((each) => each.checkVisibility() && each.children.length === 0)
+    .filter((each) => each.checkVisibility() && [...each.children].every((child) => child.tagName === 'svg'))
     .map((each) => each.textContent.trim())
     .filter((text) => /^[A-Z][A-Za-z ,?]{2,40}$/.test(text))"""
 """The words of controls and headings; names and numbers are content."""
@@ -112,6 +112,7 @@ async def take_timeline_pictures(address: str, engine: Engine, folder: Path) -> 
     pictures = {
         "page-timeline": (chat, {}),
         "page-timeline-phone": (chat, {"phone": True}),
+        "page-timeline-agent": (turn, {}),
         "page-timeline-agent-dark": (turn, {"dark": True}),
         "page-timeline-import": (imported, {}),
     }
@@ -175,7 +176,9 @@ async def take_pictures(address: str, long_turn_address: str) -> None:
         await take_screenshot(
             await open_page(browser, address, "at=14&panel=context&reply=15", dark=False), "page-context"
         )
-        await take_screenshot(await open_page(browser, address, "panel=window", dark=True), "page-window-dark")
+        for suffix in ("", "-dark"):
+            window = await open_page(browser, address, "panel=window", dark=bool(suffix))
+            await take_screenshot(window, f"page-window{suffix}")
         await take_screenshot(await open_page(browser, address, "at=3&panel=references", dark=False), "page-references")
         await take_screenshot(await open_page(browser, address, dark=False, phone=True), "page-phone")
         for dark in (False, True):
