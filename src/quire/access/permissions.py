@@ -11,7 +11,7 @@ from quire.model.people import USER_ROLES, UserRole
 
 Relation = Literal["own", "shared", "other"]
 """Whose conversations a request is about: the caller's own, one that is shared with the caller, or another person's of
-the same tenant. Those of another tenant have no address."""
+the same tenant. Another tenant's conversations have no address."""
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
 
 Action = Literal[

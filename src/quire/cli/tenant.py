@@ -227,7 +227,7 @@ async def move(
 ) -> Result:
     """Move a tenant to another cell while it is served, and compare every row.
 
-    Writes of the tenant wait for a few seconds at the end. The URLs in the settings must be those of the owner, as for
+    Writes of the tenant wait for a few seconds at the end. The URLs in the settings must name the owner, as for
     `quire db upgrade`. A move that was interrupted can be continued or undone.
     """
     from quire.cli.engine_setup import load_cli_settings, resolve_database_url

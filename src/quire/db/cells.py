@@ -249,7 +249,7 @@ class CellDatabase:
         return None
 
     async def scrub(self) -> None:
-        """Does nothing, like that of PostgreSQL."""
+        """Does nothing, as on PostgreSQL."""
 
     async def close(self) -> None:
         await asyncio.gather(*(each.close() for each in self._databases.values()))

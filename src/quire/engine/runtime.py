@@ -122,7 +122,7 @@ class CatalogCache:
 
 
 class IndexCaches:
-    """What search and recall keep in memory. The engines of all tenants share it, so that its bounds are those of the
+    """What search and recall keep in memory. The engines of all tenants share it, so its bounds are for the whole
     process."""
 
     def __init__(self) -> None:

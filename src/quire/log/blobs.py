@@ -63,7 +63,7 @@ def _count_new(connection: Connection, tenant: str, contents: Mapping[bytes, byt
 
 def _mask_blob(connection: Connection, blob: Blob) -> Blob:
     """The blob as it is stored. One that is masked has the digest of its original, by which messages refer to it, and
-    its media type has the digest of its own bytes."""
+    its media type has the digest of the stored bytes."""
     masker = get_masker(connection)
     if masker is None:
         return blob

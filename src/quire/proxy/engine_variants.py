@@ -38,7 +38,7 @@ VARIANT_CACHE_SIZE = 500
 ENVELOPE_CACHE_BYTES = 64 * 1024 * 1024
 """Maximum size of all cached envelopes."""
 MAX_ENVELOPE_BYTES = 4 * 1024 * 1024
-"""A larger envelope is not cached. Those of coding agents have a tenth of it."""
+"""A larger envelope is not cached. A coding agent's has a tenth of it."""
 MAX_RESERVE_SHARE = 0.25
 """Share of the window that a reply limit can reserve: agents ask for as many tokens as any model can write."""
 MAX_ENVELOPE_ENGINES = 100

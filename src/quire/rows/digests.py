@@ -1,6 +1,7 @@
 """Digests by which a changed value of a stored row is found.
 
-A row digest covers the values that the application may update, a content digest those of an entry, which stay.
+A row digest covers the values that the application may update, a content digest the values of an entry
+that never change.
 """
 
 import json

@@ -180,7 +180,7 @@ class MessageCatalog:
     ) -> list[CatalogHit]:
         """The messages that match the words, or are similar to the vector, and meet the conditions.
 
-        `postings` are those of the query's terms.
+        `postings` belong to the query's terms.
         """
         allowed = self._select(where or RowFilter())
         # Truncated like the messages' vectors; None if there is nothing to compare it with.

@@ -161,7 +161,7 @@ _LAST_WEEK = {"chinese": re.compile("上个?(?:周|星期)"), "japanese": re.com
 
 
 def _name_groups(prefix: str, alternatives: str) -> str:
-    """A group of its own for each of the comma-separated alternatives, whose name ends with its place."""
+    """A named group for each of the comma-separated alternatives. The name ends with its place."""
     return "|".join(f"(?P<{prefix}{place}>{each})" for place, each in enumerate(alternatives.split(",")))
 
 

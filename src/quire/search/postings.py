@@ -57,7 +57,7 @@ def build_postings(
     """Postings to append to each row, for texts with these numbers.
 
     A text has the term counts of all of it, as passage 0. A long text also has the counts of each passage, numbered
-    from 1 to at most 255. With `first_passage` the counts are those of passages from this number on.
+    from 1 to at most 255. With `first_passage` only passages are counted, numbered from there on.
     """
     blocks: defaultdict[int, defaultdict[str, bytearray]] = defaultdict(lambda: defaultdict(bytearray))
     for number, passages in numbered:

@@ -116,7 +116,7 @@ class WordMatches(NamedTuple):
     rows: IntArray
     """The messages with a word, one word after the other, each in order."""
     counts: IntArray
-    """Number of those of each word."""
+    """Number of messages with each word."""
     idfs: NDArray[np.float64]
     """IDF of each word."""
     is_past_head: BoolArray | None = None

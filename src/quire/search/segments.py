@@ -218,7 +218,7 @@ class TopicCounts(NamedTuple):
 
 
 def add_passages(segment: Segment, texts: Mapping[int, Iterable[str]]) -> tuple[Segment, tuple[TopicCounts, ...]]:
-    """Adds passages behind those of messages, given by their numbers, and returns the counts of the added ones.
+    """Adds passages to messages, behind their own, and returns the counts of the added ones. `texts` is by number.
 
     Idempotent: a passage with the terms of one that the message has is not added.
     """

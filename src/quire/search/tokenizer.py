@@ -76,7 +76,7 @@ def iter_terms(text: str, language: Language) -> Iterator[str]:
 
 
 def find_matching_pieces(pieces: Iterable[str], terms: frozenset[str], language: Language) -> set[str]:
-    """Those of the pieces of a text between white space, punctuation included, that have one of the terms."""
+    """Pieces of a text between white space, punctuation included, that have one of the terms."""
     return _PIECES[language].find(set(pieces), terms)
 
 

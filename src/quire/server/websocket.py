@@ -1,8 +1,8 @@
 """WebSockets of the Responses API: each message of a client is answered like a POST of `/v1/responses` with a stream.
 
-The message becomes a request to the application itself. Authentication, rate limits, limits of the body, recording and
-errors are therefore those of HTTP, and the upstream is called by HTTP. Only what belongs to the connection is here: the
-handshake, how many a tenant may have, how long one may be idle, and the items of its previous response.
+The message becomes a request to the application itself. Authentication, rate limits, body limits, recording and errors
+are therefore the same as over HTTP, and the upstream is called by HTTP. Only what belongs to the connection is here:
+the handshake, how many a tenant may have, how long one may be idle, and the items of its previous response.
 """
 
 import asyncio
@@ -240,7 +240,7 @@ class _Connection:
             await self._send_error(ErrorResponse(status, error_body, headers))
 
     def _hold(self, response_id: str, *items: bytes) -> None:
-        """Holds the items of a response in place of those of the one before."""
+        """Holds the items of a response in place of the previous response's."""
         if self._previous is not None:
             self._histories.pop(self._previous, None)
         self._previous, joined = (self, response_id), b",".join(filter(None, items))

@@ -149,7 +149,7 @@ class AllTenants(StorePart):
         """The head of every branch of these conversations, which may be of any tenant.
 
         With cells, each tenant's are read as that tenant, because a cell may still have rows of one that has moved.
-        Those of a lost cell are missing.
+        A lost cell's heads are missing.
         """
         if not self.base.database.cells:
             return await self.run(read, list_branch_heads, keys)

@@ -230,7 +230,7 @@ class SqlStore(StorePart):
         await self.base.database.check_known_outage(self.tenant)
 
     def on_connection_loss(self, callback: LossCallback) -> None:
-        """Calls back when a connection to the database broke, so that caches of its state can be cleared: those of the
+        """Calls back when a connection to the database broke, so that caches of its state can be cleared, for the
         tenants that the callback's argument accepts."""
         self.base.database.on_connection_loss(callback)
 

@@ -1,8 +1,8 @@
 """The JSON of manifests that differ in a few values, without building the objects.
 
-Most turns of a gateway pass a known list through: policy, instructions and tools are those of the turn before, and only
-numbers and digests differ. A template is made from the JSON of one such manifest, so that `Manifest` alone decides the
-form of the JSON.
+Most turns of a gateway pass a known list through: policy, instructions and tools are the same as in the turn before,
+and only numbers and digests differ. A template is made from the JSON of one such manifest, so that `Manifest` alone
+decides the form of the JSON.
 """
 
 from operator import itemgetter
