@@ -100,7 +100,8 @@ async def _write_index(
     costs: list[Cost] = []
     topics, halvings, model = tuple[Topic, ...](), 0, summarizer.model.name
     size, counter = measure_entries(entries), summarizer.token_counter
-    max_tokens, answer_tokens = BatchLimits.create(summarizer)
+    limits = BatchLimits.create(summarizer)
+    max_tokens, answer_tokens = limits.message_tokens, limits.answer_tokens
     chunk = await run_portable(size, plan_batch, entries, max_tokens=max_tokens, counter=counter)
     while len(failures) < MAX_ATTEMPTS:
         await check_spend_cap(engine, conversation)
