@@ -58,6 +58,7 @@ QuireError
 │   ├── StoreBusy
 │   │   └── TenantMoving
 │   ├── StaleCell
+│   ├── ObjectStorageUnavailable
 │   └── SchemaOutdated
 ├── ModelError
 │   ├── ModelContextOverflow
@@ -410,6 +411,10 @@ class TenantMoving(StoreBusy):
 
 class StaleCell(StoreError):
     """The tenant does not live in this cell, or has moved since; look up its cell again."""
+
+
+class ObjectStorageUnavailable(StoreError):
+    """The object storage does not answer; what is stored there can be read once it does. Retry."""
 
 
 class SchemaOutdated(StoreError):

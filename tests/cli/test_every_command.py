@@ -65,7 +65,7 @@ def test_the_commands_are_those_expected():
         "memory": "import search relevance list retire",
         "config": "get set list",
         "agent": "list show config new",
-        "conversation": "list show fork rename tag verify purge purge-value secrets",
+        "conversation": "list show fork rename tag verify purge offload purge-value secrets",
         "key": "create list revoke",
         "audit": "verify export",
         "tenant": "list export import verify move purge rewrap",

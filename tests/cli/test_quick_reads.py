@@ -22,6 +22,8 @@ from typer.testing import CliRunner
 from quire.cli.app import app
 from quire.cli.quick_reads import OTHER_SETTINGS, find_schema_version, print_quickly
 from quire.db.migrate import SCHEMA_VERSION
+from quire.engine import Engine, EngineConfig
+from quire.engine.message_index import index_messages
 from quire.log import ConversationOrigin, ReplyRecord
 from quire.model import (
     Compaction,
@@ -136,6 +138,29 @@ def test_the_list_is_the_same_as_from_the_store(
         assert print_quickly(words)
         printed = capsys.readouterr().out
         assert printed == CliRunner().invoke(app, words).stdout
+
+
+def test_the_list_shows_titles_of_conversations_in_object_storage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    async def fill(path: Path) -> None:
+        async with SqlStore.open(f"sqlite:///{path}", object_storage=f"file://{tmp_path}/objects") as store:
+            await store.create_conversation("c")
+            await store.append("c", Message.user("When is the spring tide?"), Message.assistant("At noon."))
+            while await store.usage.count():
+                pass
+            await index_messages(Engine(store, EngineConfig.create(Settings())))
+            assert await store.offloading.offload("c") is not None
+
+    with open_home(monkeypatch, "100") as database:
+        asyncio.run(fill(database))
+        words = ["conversation", "list"]
+        capsys.readouterr()
+        assert print_quickly(words)
+        printed = capsys.readouterr().out
+        assert "When is the spring tide?" in printed
+        assert printed == CliRunner().invoke(app, words).stdout
+        assert not print_quickly(["context", "show", "c"])
 
 
 SPANS = st.one_of(

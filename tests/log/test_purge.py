@@ -331,7 +331,7 @@ async def test_a_purge_collects_old_uploads_that_nothing_references(store: SqlSt
         "UPDATE quire_branches SET lineage = '[]'",
         "UPDATE quire_manifests SET seq = 0",
         "UPDATE quire_manifests SET request_id = ''",
-        "UPDATE quire_blobs SET data = ''",
+        "UPDATE quire_blobs SET digest = ''",
         "UPDATE quire_costs SET conversation = ''",
         "UPDATE quire_calibrations SET model = ''",
         "DELETE FROM quire_manifests",

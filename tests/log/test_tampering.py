@@ -5,9 +5,10 @@ is therefore tested, or listed in `OUTSIDE` with a reason.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg
@@ -16,7 +17,9 @@ from sqlalchemy import Connection, create_engine, inspect, text
 from sqlalchemy.engine import make_url
 
 from infra.builders import make_messages, make_turn
-from quire.engine import open_engine
+from quire.engine import Engine, open_engine
+from quire.engine.config import EngineConfig
+from quire.engine.message_index import index_messages
 from quire.errors import IntegrityViolation
 from quire.index.types import IndexedDocument, Passage, VaultDocument, memory_scope, vault_scope
 from quire.jobs import queue_schema
@@ -26,6 +29,7 @@ from quire.log.request_bodies import SentBody, encode_body
 from quire.log.transcripts import TranscriptKey, TranscriptLine
 from quire.model import Compaction, Draft, FilePart, Message, Pin, Span, TextPart, TokenCount, Usage
 from quire.model.agents import Agent
+from quire.settings import Settings
 from quire.store import SqlStore
 
 pytestmark = pytest.mark.every_database
@@ -73,6 +77,8 @@ OUTSIDE = {
     "quire_audit": "a hash chain of its own, which `quire audit verify` computes again",
     "quire_audit_heads": "the end of that hash chain",
     "quire_audit_exports": "how far the trail was sent to a receiver, which sees gaps and repeats by number and digest",
+    "quire_pending_objects": "names objects to remove, which are removed only if nothing refers to them",
+    "quire_blobs.size": "bytes that a blob in object storage counts under a quota",
     "quire_tenant_keys": "authenticated by the key that wraps it; a changed one opens nothing",
     "quire_blobs.uploaded_at": "decides only when an upload that nothing references is deleted",
     "quire_blobs.media_type": "a label; the role cannot update it, and the digest covers the bytes",
@@ -205,8 +211,21 @@ def read_values(url: str, name: ColumnName) -> list[StoredValue]:
     return [StoredValue(name, {column: row[column] for column in key_columns}, row[name.column]) for row in rows]
 
 
-async def test_every_changed_value_is_named(store: SqlStore, database_url: str, admin_url: str):
+@pytest.fixture
+async def archiving_store(database_url: str, tmp_path: Path) -> AsyncIterator[SqlStore]:
+    async with SqlStore.open(database_url, object_storage=f"file://{tmp_path}/objects") as store:
+        yield store
+
+
+async def test_every_changed_value_is_named(archiving_store: SqlStore, database_url: str, admin_url: str):
+    store = archiving_store
     await write_everything(store)
+    await index_messages(Engine(store, EngineConfig.create(Settings())))
+    while await store.usage.count():
+        pass
+    # Restored, so that there are rows of entries, too.
+    assert await store.offloading.offload("c") is not None
+    await store.get_branch("c")
     if not database_url.startswith("sqlite"):
         queue_schema.upgrade(admin_url)
         queue_schema.grant(admin_url, APPLICATION_ROLE)

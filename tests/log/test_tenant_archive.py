@@ -7,12 +7,17 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, select
 
+from infra.builders import export_lines
 from infra.database_dump import contains_text, dump_database
 from infra.sizes import IS_FULL_SIZE
+from quire.db import schema
 from quire.db.database_url import is_postgres
 from quire.db.store_part import read
+from quire.engine import Engine, EngineConfig
+from quire.engine.message_index import index_messages
 from quire.errors import ImportFailed, StoreError
 from quire.model import FilePart, Message
+from quire.settings import Settings
 from quire.store import SqlStore
 from quire.store.tenant_archive import list_archived_tables
 
@@ -64,6 +69,45 @@ async def test_a_tenant_moves_to_the_other_database_and_back(store: SqlStore, la
     again: list[str] = []
     await team.export_tenant(again.append)
     assert again[1:-1] == lines[1:-1]
+
+
+@pytest.mark.every_database
+async def test_a_tenant_with_conversations_in_object_storage_moves_there_and_back(database_url: str, tmp_path: Path):
+    """Half of the conversations are archived in each database. Exports and rows are the same in all of them."""
+    names = [f"c{number}" for number in range(100 if IS_FULL_SIZE else 4)]
+
+    async def archive_half(store: SqlStore, half: int) -> list[str]:
+        while await store.usage.count():
+            pass
+        await index_messages(Engine(store, EngineConfig.create(Settings())))
+        for name in names[half::2]:
+            assert await store.offloading.offload(name) is not None
+        lines: list[str] = []
+        await store.export_tenant(lines.append)
+        assert len(await store.offloading.get_storage().list(store.tenant)) == len(names) // 2
+        return lines
+
+    async with SqlStore.open(f"sqlite:///{tmp_path}/laptop.db", object_storage=f"file://{tmp_path}/a") as laptop:
+        for name in names:
+            await laptop.create_conversation(name)
+            texts = [f"{QUESTION} Message {number} of {name}." for number in range(1_000 if IS_FULL_SIZE else 50)]
+            await laptop.append(name, *(Message.user(text) for text in texts))
+        exports = [await export_lines(laptop, name) for name in names]
+        rows = await read_rows(laptop)
+        lines = await archive_half(laptop, 0)
+    async with SqlStore.open(database_url, tenant="observatory", object_storage=f"file://{tmp_path}/b") as team:
+        await team.import_tenant(lines)
+        again = await archive_half(team, 1)
+        assert [await export_lines(team, name) for name in names] == exports
+    async with SqlStore.open(f"sqlite:///{tmp_path}/back.db") as back:
+        await back.import_tenant(again)
+        assert [await export_lines(back, name) for name in names] == exports
+        assert await back.verify_tenant() == []
+        for name in names:
+            assert await back.verify_conversation(name) == []
+        found = await read_rows(back)
+        for table in (schema.entries, schema.branches, schema.paths, schema.manifests, schema.conversations):
+            assert found[table.name] == rows[table.name]
 
 
 async def test_the_archive_of_a_tenant_has_no_row_of_another(store: SqlStore):

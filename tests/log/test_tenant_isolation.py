@@ -8,11 +8,14 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import errors, sql
+from sqlalchemy import Connection
 
 from infra.builders import make_turn
 from quire.access.directory import GroupChange
 from quire.access.spending import SpendCaps
-from quire.db.store_part import StorePart
+from quire.db.dialects import insert_rows
+from quire.db.schema import archived_replies, archives, pending_objects
+from quire.db.store_part import StorePart, write
 from quire.errors import (
     BlobNotFound,
     ConversationNotFound,
@@ -36,6 +39,7 @@ from quire.index.vectors import pack_vector
 from quire.log import Citation, ConversationOrigin, ConversationRecord, MessageKey
 from quire.log.imports import ImportBatch, ImportItem
 from quire.log.observations import FileVersion
+from quire.log.row_digests import with_row_digest
 from quire.log.transcripts import TranscriptKey, TranscriptLine
 from quire.model import DocumentReference, Draft, FilePart, Message, Span, TextPart, Topic, TopicIndex, Usage
 from quire.store import SqlStore
@@ -74,11 +78,13 @@ UNPROTECTED = rf"""
 # or names of all tenants by it.
 TABLES_WITH_EXTRA_POLICIES = {
     "quire_api_keys",
+    "quire_archives",
     "quire_audit_exports",
     "quire_audit_heads",
     "quire_background_responses",
     "quire_branches",
     "quire_conversations",
+    "quire_pending_objects",
     "quire_tenant_keys",
 }
 COLUMNS = "SELECT column_name FROM information_schema.columns WHERE table_name = %s ORDER BY ordinal_position"
@@ -126,8 +132,18 @@ async def fill_store(store: SqlStore) -> None:
     await store.shares.set_readers(user.id, "conversation 0", ["a reader"])
     await store.audit.append("sign_in", actor=user.id, target={})
     await store.audit.claim_export(claim="a process", seconds=60)
+    await store.run(write, insert_object_rows)
     person = await store.directory.create_user({"userName": "a name", "active": True}, {})
     await store.directory.create_group(GroupChange("a group", None, frozenset({person.id})), {})
+
+
+def insert_object_rows(connection: Connection, tenant: str) -> None:
+    """What a conversation in object storage and an unfinished upload have in the database."""
+    archive = {"conversation": "conversation 0", "object": None, "title": "", "tokens": 0, "bytes": 0, "changed_at": 1}
+    insert_rows(connection, archives, [with_row_digest(archives, {"tenant": tenant, **archive})])
+    reply = {"tenant": tenant, "response_id": "a response", "conversation": "conversation 0"}
+    insert_rows(connection, archived_replies, [reply])
+    insert_rows(connection, pending_objects, [{"tenant": tenant, "object": "an upload", "since": 1}])
 
 
 @pytest.fixture
@@ -304,6 +320,7 @@ REFUSED: dict[str, Callable[[SqlStore], Any]] = {
         "theirs", [SegmentRef(0, 0, 0, 1, 1, 0, 1, None)]
     ),
     "message_index.put_segments": lambda store: store.message_index.put_segments([SEGMENT]),
+    "offloading.offload": lambda store: store.offloading.offload("theirs"),
     "memories.add": lambda store: store.memories.add("agent", "mine", citation=Citation("theirs", 0, 1)),
 }
 WITHOUT_CONVERSATION = {
@@ -366,6 +383,20 @@ WITHOUT_CONVERSATION = {
     "observe_transactions",
     "on_connection_loss",
     "open",
+    "offloading.collect",
+    "offloading.delete_all",
+    "offloading.get_storage",
+    "offloading.has_objects",
+    "offloading.is_restored",
+    "offloading.list_restored",
+    "offloading.list_unused",
+    "offloading.move_blobs",
+    "offloading.read_in_transaction",
+    "offloading.read_messages",
+    "offloading.read_object",
+    "offloading.restore",
+    "offloading.restore_containing",
+    "read_messages",
     "passages.list_unembedded_scopes",
     "spending.find_key",
     "spending.sum_by_key",

@@ -242,6 +242,7 @@ async def open_store(overrides: Sequence[str] | None = None) -> AsyncGenerator["
         cells=settings.cells,
         masking=settings.tenant_masking,
         keys=keys,
+        object_storage=settings.object_storage_url,
     ) as store:
         yield store
 

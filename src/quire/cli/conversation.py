@@ -1,7 +1,9 @@
 """`quire conversation`: lists, forks, renames, tags, verifies and purges conversations, and finds secrets in them."""
 
+import asyncio
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,7 +39,7 @@ from quire.cli.output import (
     show_spinner,
     to_one_line,
 )
-from quire.errors import InvalidRequest
+from quire.errors import IntegrityViolation, InvalidRequest
 from quire.rows import DEFAULT_TENANT
 from quire.rows.branches import choose_branch_used_last
 from quire.rows.conversations import ConversationListRow
@@ -48,6 +50,11 @@ if TYPE_CHECKING:
     from quire.log.types import ValuePurge
     from quire.schemas.records import FoundSecretsSchema, LocatedFaultSchema
     from quire.store import SqlStore
+    from quire.store.archives import OffloadResult
+
+DAY_MICROSECONDS = 86_400_000_000
+CONCURRENT_MOVES = 8
+"""Conversations that are moved to the object storage at the same time."""
 
 app = create_group("List, read and manage conversations.")
 
@@ -241,6 +248,52 @@ def purge(
     return Result(
         PurgedConversationSchema(conversation=conversation_id, purged=purged),
         f"Erased the content of {pluralize(len(purged), 'entry')} of {conversation_id}.",
+    )
+
+
+@command(app, "quire conversation offload --unused-days 90 --set object_storage_url=file:///tmp/objects")
+async def offload(
+    *,
+    unused_days: Annotated[int, typer.Option("--unused-days", min=1, help="Days without use.")],
+    tenant: TenantOption = DEFAULT_TENANT,
+    overrides: SetOptions = None,
+) -> Result:
+    """Move conversations to the object storage now. They stay listed and searchable, and come back when opened.
+
+    A worker does the same every day with the setting `offload_after_days`. A conversation that was changed, or has
+    messages that are not indexed yet, stays.
+    """
+    from quire.model.ids import now
+    from quire.schemas.records import OffloadedConversationsSchema
+
+    moved: list[OffloadResult] = []
+    async with open_store(overrides) as store:
+        own, before = store.for_tenant(tenant), now() - unused_days * DAY_MICROSECONDS
+        own.offloading.get_storage()
+        ids = await own.offloading.list_unused(before=before)
+        slots = asyncio.Semaphore(CONCURRENT_MOVES)
+
+        async def move(conversation_id: str) -> None:
+            async with slots:
+                with suppress(IntegrityViolation):
+                    result = await own.offloading.offload(conversation_id)
+                    moved.extend([result] if result is not None else [])
+
+        with show_progress("Moving") as progress:
+            for done, moving in enumerate(asyncio.as_completed(map(move, ids))):
+                progress.update(done, len(ids))
+                await moving
+    row_bytes, object_bytes = sum(each.row_bytes for each in moved), sum(each.object_bytes for each in moved)
+    document = OffloadedConversationsSchema(
+        conversations=[each.conversation for each in moved],
+        unmoved=len(ids) - len(moved),
+        row_bytes=row_bytes,
+        object_bytes=object_bytes,
+    )
+    stayed = f" {pluralize(document.unmoved, 'conversation')} stayed." if document.unmoved else ""
+    return Result(
+        document,
+        f"Moved {pluralize(len(moved), 'conversation')}: {row_bytes:,} bytes of text as {object_bytes:,}.{stayed}",
     )
 
 

@@ -92,7 +92,13 @@ async def _run_worker(
     if agent is not None:
         settings = settings.model_validate({**settings.model_dump(), **agent.setting_overrides})
     keys = TenantKeys.from_settings(settings.encryption, os.environ)
-    async with SqlStore.open(url, cells=settings.cells, masking=settings.tenant_masking, keys=keys) as store:
+    async with SqlStore.open(
+        url,
+        cells=settings.cells,
+        masking=settings.tenant_masking,
+        keys=keys,
+        object_storage=settings.object_storage_url,
+    ) as store:
         engines = TenantEngines(
             store,
             settings,

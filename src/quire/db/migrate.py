@@ -19,7 +19,7 @@ from quire.db.database_url import create_private_files, parse_database_url
 from quire.db.pgvector import enable_pgvector
 from quire.errors import SchemaOutdated, StoreBusy
 
-SCHEMA_VERSION = "0012"
+SCHEMA_VERSION = "0013"
 OLDEST_READER = "0001"
 """The oldest schema version whose code can use this schema. A migration that only expands does not change it."""
 VERSION_TABLE = "quire_version"
@@ -33,7 +33,8 @@ _TENANT_TABLES = (
     "api_keys", "turn_events", "rate_limits", "uncounted_branches", "counted_branches", "usage_contributions",
     "usage_totals", "usage_turns", "document_pairs", "backtests", "backtest_shards",
     "users", "sessions", "shares", "audit", "audit_heads", "tenant_keys",
-    "directory_users", "directory_groups", "directory_members", "audit_exports",
+    "directory_users", "directory_groups", "directory_members", "audit_exports", "archives",
+    "archived_replies", "pending_objects",
 )  # fmt: skip
 _DERIVED_TABLES = (
     "passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "documents", "uncounted_branches",
@@ -55,7 +56,9 @@ _UPDATABLE_COLUMNS = {
     "branches": ("name", "head_seq", "head_digest", "head_path", "state", "updated_at", "row_digest"),
     "entries": ("body", "notes", "tokens", "counter", "purged_at"),
     "manifests": ("manifest", "response_id", "row_digest"),
-    "blobs": ("uploaded_at",),
+    "blobs": ("uploaded_at", "data", "object", "size"),
+    "archives": ("object", "title", "tokens", "bytes", "changed_at", "row_digest"),
+    "pending_objects": ("since",),
     "calibrations": ("calibration", "row_digest"),
     "transcripts": ("conversation", "line_count", "modified_at", "summary", "row_digest"),
     "costs": ("cost_usd",),
@@ -211,14 +214,15 @@ def grant_access(url: str, role: str) -> None:
             ),
             f"GRANT DELETE ON quire_blobs, quire_blob_uses, quire_spend_reservations, quire_turn_leases, "
             f"quire_transcripts, quire_transcript_lines, quire_turn_events, quire_request_bodies, "
-            f"quire_background_responses, quire_sessions, quire_shares, "
+            f"quire_background_responses, quire_sessions, quire_shares, quire_pending_objects, "
+            f"quire_archived_replies, "
             f"quire_directory_users, quire_directory_groups, quire_directory_members TO {name}",
             # The search index, the usage roll-up and backtests are derived and may be rewritten.
             f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _DERIVED_TABLES)} TO {name}",
             # For the sweep over the conversations of all tenants, and for event streams.
             f"GRANT EXECUTE ON FUNCTION quire_list_updated_conversations, quire_list_branch_heads, "
             f"quire_list_unanswered_responses, quire_list_encrypted_tenants, quire_list_unexported_audits, "
-            f"quire_enter_cell TO {name}",
+            f"quire_list_object_work, quire_delete_offloaded, quire_enter_cell TO {name}",
             f"GRANT SELECT, INSERT, UPDATE ON quire_sweeps TO {name}",
             # Only the owner moves tenants.
             f"GRANT SELECT ON quire_tenant_cells, quire_cell_tenants TO {name}",

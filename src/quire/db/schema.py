@@ -88,8 +88,45 @@ blobs = Table(
     Column("media_type", Text, nullable=False),
     Column("data", SealedBytes, nullable=False),
     Column("uploaded_at", BigInteger),
+    Column("object", Text),
+    Column("size", BigInteger),
 )
-"""`uploaded_at` is set for a blob that was stored before the message that uses it, and may have no references yet."""
+"""`uploaded_at` is set for a blob that was stored before the message that uses it, and may have no references yet. Of a
+blob in object storage, `data` is empty, `object` the name of its object and `size` its bytes."""
+
+archives = Table(
+    "quire_archives",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("object", Text),
+    Column("title", SealedText, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("changed_at", BigInteger, nullable=False),
+    Column("row_digest", Bytes, nullable=False),
+)
+"""Conversations whose rows were moved to object storage. `object` is NULL once they were restored; `title` and `tokens`
+are what lists show, `bytes` what the rows count under a quota."""
+
+archived_replies = Table(
+    "quire_archived_replies",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("response_id", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+)
+"""Ids of the replies in archived conversations, by which a client continues them."""
+
+pending_objects = Table(
+    "quire_pending_objects",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("object", Text, primary_key=True),
+    Column("since", BigInteger, nullable=False),
+)
+"""Objects whose upload or removal is not finished. `since` is the time at which an upload began, 0 for an object that
+nothing refers to any more."""
 
 blob_uses = Table(
     "quire_blob_uses",

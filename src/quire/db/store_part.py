@@ -4,7 +4,7 @@ An operation is a function `(connection, tenant, …)`. A part of the store bind
 runs: `list_origins = read(conversations.list_origins)`.
 """
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -22,7 +22,7 @@ from quire.db.database import (
 from quire.db.raw_sql import fetch
 from quire.db.stored_bytes import UncountedBytes, recount_bytes, run_counted
 from quire.db.tenant_keys import TenantKeys
-from quire.errors import StoreError
+from quire.errors import IntegrityViolation, StoreError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,8 +32,23 @@ MASKER_KEY = "quire masker"
 """Key in `Connection.info` of the masker of the transaction's tenant."""
 
 
+class EntriesOffloaded(Exception):
+    """The entries of a conversation are in object storage. The store restores them and repeats the transaction."""
+
+    def __init__(self, conversation: str) -> None:
+        super().__init__(conversation)
+        self.conversation = conversation
+
+
+MAX_RESTORES = 200
+"""Conversations that one transaction may need from object storage."""
+
+
 class TenantDatabase:
     """A database as one tenant uses it. All parts of a store share it."""
+
+    restore: Callable[[str], Awaitable[None]]
+    """Brings the entries of a conversation back from object storage. The store sets it."""
 
     def __init__(
         self,
@@ -57,9 +72,12 @@ class TenantDatabase:
         """Runs a read with the tenant's cipher, if it is encrypted."""
         if options.cell is not None:
             return await self.database.read(work, options)
-        if self.session is not None:
-            options = options._replace(session=self.session)
-        return await self.keys.run(self.database.read, self.database, work, options, writes=False)
+        own = options._replace(session=self.session) if self.session is not None else options
+        try:
+            return await self.keys.run(self.database.read, self.database, work, own, writes=False)
+        except EntriesOffloaded as needed:
+            # Without the session: a replica may lag behind the restored rows.
+            return await self._restore_and_run(needed.conversation, self.database.read, work, options, writes=False)
 
     async def fetch(self, statement: ClauseElement, params: Mapping[str, Any]) -> list[Any]:
         """The rows of a short query by itself, in one round trip unless the tenant is encrypted or it may lag."""
@@ -96,7 +114,27 @@ class TenantDatabase:
         return await self.database.write_unread(work, options)
 
     async def _write(self, work: Work[T], options: TransactionOptions) -> T:
-        return await self.keys.run(self.database.write, self.database, work, options, writes=True)
+        try:
+            return await self.keys.run(self.database.write, self.database, work, options, writes=True)
+        except EntriesOffloaded as needed:
+            return await self._restore_and_run(needed.conversation, self.database.write, work, options, writes=True)
+
+    async def _restore_and_run(
+        self,
+        conversation: str,
+        run: Callable[[Work[T], TransactionOptions], Any],
+        work: Work[T],
+        options: TransactionOptions,
+        *,
+        writes: bool,
+    ) -> T:
+        for _ in range(MAX_RESTORES):
+            await self.restore(conversation)
+            try:
+                return await self.keys.run(run, self.database, work, options, writes=writes)
+            except EntriesOffloaded as needed:
+                conversation = needed.conversation
+        raise IntegrityViolation(f"The entries of {conversation!r} are neither in the database nor in object storage.")
 
 
 def _run_masked(masker: object, work: Work[T], connection: Connection) -> T:

@@ -14,7 +14,7 @@ from sqlalchemy import cast as sql_cast
 
 from quire.db.column_types import is_encrypting, measure_plaintext
 from quire.db.dialects import insert_or_ignore
-from quire.db.schema import blobs, entries, request_bodies, stored_bytes
+from quire.db.schema import archives, blobs, entries, request_bodies, stored_bytes
 from quire.errors import StorageQuotaReached, StoreError
 
 T = TypeVar("T")
@@ -105,4 +105,7 @@ def recount_bytes(connection: Connection, tenant: str, *, start: bool = False) -
             size = measure_plaintext(column, size)
         query = select(func.sum(size)).where(column.table.c.tenant == tenant)
         total += int(connection.execute(query).scalar() or 0)
+    for column in (blobs.c.size, archives.c.bytes):
+        in_storage = (column.table.c.tenant == tenant, column.table.c.object.is_not(None))
+        total += int(connection.execute(select(func.sum(column)).where(*in_storage)).scalar() or 0)
     connection.execute(update(stored_bytes).where(stored_bytes.c.tenant == tenant).values(bytes=total))

@@ -79,7 +79,14 @@ async def open_engine(
         build = partial(get_model, source, base_url=merged.base_url)
         source = None if source == EXTRACT_SUMMARIZER else DeferredModel(source, build)
     keys = TenantKeys.from_settings(merged.encryption, environ or {})
-    async with SqlStore.open(url, tenant=tenant, cells=merged.cells, masking=merged.tenant_masking, keys=keys) as store:
+    async with SqlStore.open(
+        url,
+        tenant=tenant,
+        cells=merged.cells,
+        masking=merged.tenant_masking,
+        keys=keys,
+        object_storage=merged.object_storage_url,
+    ) as store:
         config = EngineConfig.create(
             merged,
             instructions=instructions,

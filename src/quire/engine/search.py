@@ -116,7 +116,7 @@ async def search_messages(
         min_score=min_score, limit=min(limit, MAX_RESULTS), refresh_seconds=refresh_seconds,
     )  # fmt: skip
     keys = [MessageKey(hit.conversation, hit.branch, hit.seq) for hit in hits]
-    entries, records = await reader.message_index.read_messages(keys)
+    entries, records = await reader.read_messages(keys)
     records = {each.id: each for each in await reader.fill_titles(*records.values())}
 
     topics_by_message: Mapping[MessageKey, list[Topic]] = {}

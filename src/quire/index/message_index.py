@@ -231,6 +231,8 @@ def _make_task(
         if stored.last_seq < last:
             first = stored.last_seq + 1
     own_entries = reads.read_own_range(connection, tenant, row.conversation, branch=row.branch, first=first, last=last)
+    if not own_entries:
+        reads.check_in_database(connection, tenant, [row.conversation])
     return SegmentTask(row.conversation, row.branch, segment, last, stored, data, tuple(own_entries))
 
 

@@ -93,16 +93,39 @@ class JobRunner:
                     return NO_WORK
                 return JobOutcome(await summarize_documents(engine, engine.vault, engine.document_summarizer.model))
             case "purge":
-                days = engine.settings.retention_days
-                record = await store.get_conversation(job.conversation)
-                if days is None or record.updated_at > self._clock() - days * DAY_MICROSECONDS:
-                    return NO_WORK
-                if await store.is_purged(job.conversation):
-                    return NO_WORK
-                return JobOutcome(len(await store.purge(job.conversation)))
+                return JobOutcome(await self._purge(job, engine, store))
+            case "offload":
+                return JobOutcome(await self._offload(job, engine, store))
             case "backtest":
                 return JobOutcome(await run_shard(engine, store, job.conversation, job.branch))
         assert_never(job.kind)
+
+    async def _purge(self, job: Job, engine: Engine, store: SqlStore) -> int:
+        days = engine.settings.retention_days
+        record = await store.get_conversation(job.conversation)
+        is_used = days is None or record.updated_at > self._clock() - days * DAY_MICROSECONDS
+        if is_used or await store.is_purged(job.conversation):
+            return 0
+        return len(await store.purge(job.conversation))
+
+    async def _offload(self, job: Job, engine: Engine, store: SqlStore) -> int:
+        """Moves large blobs of an idle conversation to object storage, and the conversation if nobody used it for long.
+
+        Without a conversation, those that were restored and not used since, and what an earlier job left behind."""
+        offloading, days = store.offloading, engine.settings.offload_after_days
+        if not offloading.is_enabled:
+            return 0
+        before = self._clock() - days * DAY_MICROSECONDS if days is not None else 0
+        if not job.conversation:
+            count = await offloading.collect()
+            for conversation in await offloading.list_restored(before=before):
+                count += await offloading.offload(conversation) is not None
+            return count
+        record = await store.get_conversation(job.conversation)
+        count = await offloading.move_blobs(job.conversation, min_bytes=engine.settings.object_storage_min_bytes)
+        if record.updated_at <= before and not await offloading.is_restored(job.conversation):
+            count += await offloading.offload(job.conversation) is not None
+        return count
 
     async def _compact(self, job: Job, store: SqlStore) -> JobOutcome:
         # The engine for the model of the last reply, because its context window is the one to stay within.

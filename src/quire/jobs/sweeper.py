@@ -15,6 +15,7 @@ from quire.jobs.base import Defer, EngineProvider, Job, JobKind, log_event
 from quire.model.ids import now
 from quire.store import DEFAULT_TENANT, SqlStore
 from quire.store.all_tenants import AllTenants, ConversationActivity
+from quire.store.archives import UPLOAD_MICROS
 
 SECOND_MICROSECONDS = 1_000_000
 DAY_MICROSECONDS = 86_400 * SECOND_MICROSECONDS
@@ -83,17 +84,22 @@ class Sweeper:
                 found = list(dict.fromkeys(found))
                 await defer(found)
                 count += len(found)
-        for interval in self._retention_intervals():
-            async for page in self._iter_idle(part, interval):
-                jobs = [Job("purge", each.tenant, each.conversation) for each in page]
-                await defer(jobs)
-                count += len(jobs)
-        return count
+        kinds: tuple[tuple[JobKind, Iterable[SweepInterval]], ...] = (
+            ("purge", self._retention_intervals()),
+            ("offload", self._offload_intervals()),
+        )
+        for kind, intervals in kinds:
+            for interval in intervals:
+                async for page in self._iter_idle(part, interval):
+                    jobs = [Job(kind, each.tenant, each.conversation) for each in page]
+                    await defer(jobs)
+                    count += len(jobs)
+        return count + await self._sweep_objects(part, defer)
 
     async def reset(self) -> None:
         """Makes the next sweep check every conversation, however long ago it was used."""
         for part in self._parts:
-            for interval in (*SWEEP_INTERVALS[:1], *self._retention_intervals()):
+            for interval in (*SWEEP_INTERVALS[:1], *self._retention_intervals(), *self._offload_intervals()):
                 await part.record_sweep(interval.name, 0)
 
     def _retention_intervals(self) -> Iterable[SweepInterval]:
@@ -101,6 +107,31 @@ class Sweeper:
         if days is not None:
             yield SweepInterval("retention", days * DAY_MICROSECONDS, backlog=True)
             yield SweepInterval("retention_repeat", (days + 1) * DAY_MICROSECONDS, backlog=True)
+
+    def _offload_intervals(self) -> Iterable[SweepInterval]:
+        settings = self._engines(DEFAULT_TENANT, None).settings
+        if settings.object_storage_url is None:
+            return
+        # Each again a day later: the object storage may have been away.
+        for repeat in (1, 2):
+            yield SweepInterval(f"blobs_{repeat}", repeat * DAY_MICROSECONDS, backlog=True)
+        days = settings.offload_after_days
+        if days is not None:
+            yield SweepInterval("offload", days * DAY_MICROSECONDS, backlog=True)
+            yield SweepInterval("offload_repeat", (days + 1) * DAY_MICROSECONDS, backlog=True)
+
+    async def _sweep_objects(self, part: AllTenants, defer: Defer) -> int:
+        """Jobs for tenants with objects to remove, and with conversations to offload again."""
+        settings, current = self._engines(DEFAULT_TENANT, None).settings, self._clock()
+        if settings.object_storage_url is None:
+            return 0
+        days = settings.offload_after_days
+        tenants = await part.list_object_work(
+            pending_before=current - UPLOAD_MICROS,
+            restored_before=current - days * DAY_MICROSECONDS if days is not None else 0,
+        )
+        await defer([Job("offload", tenant) for tenant in tenants])
+        return len(tenants)
 
     async def _iter_idle(self, part: AllTenants, interval: SweepInterval) -> AsyncGenerator[list[ConversationActivity]]:
         """Yields pages of idle conversations; a page is recorded as swept when the next one is requested."""
@@ -123,6 +154,8 @@ class Sweeper:
         try:
             branches = await store.list_branches(conversation)
         except NotFound:
+            return []
+        if any(branch.state.offloaded for branch in branches):
             return []
         jobs: list[Job] = []
         newest = sorted(branches, key=lambda branch: -branch.updated_at)[:MAX_BRANCHES]

@@ -2,11 +2,12 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from hashlib import sha256
+from typing import NamedTuple
 
-from sqlalchemy import Connection, delete, exists, select, update
+from sqlalchemy import ColumnElement, Connection, delete, exists, select, update
 
 from quire.db.dialects import insert_rows, upsert
-from quire.db.schema import blob_uses, blobs
+from quire.db.schema import blob_uses, blobs, pending_objects
 from quire.db.stored_bytes import count_bytes, is_counting
 from quire.errors import BlobNotFound, IntegrityViolation, StoreError
 from quire.log.tenant_masker import get_masker
@@ -112,14 +113,25 @@ def select_stored(connection: Connection, tenant: str, digests: Iterable[str]) -
     return {digest.hex() for digest in connection.execute(query).scalars()}
 
 
-def get_blob(connection: Connection, tenant: str, digest: str) -> Blob:
-    query = select(blobs.c.media_type, blobs.c.data).where(
+class StoredBlob(NamedTuple):
+    """A blob as it is stored: with its data, or with the name of the object that has it."""
+
+    blob: Blob
+    object: str | None
+
+
+def get_stored_blob(connection: Connection, tenant: str, digest: str) -> StoredBlob:
+    query = select(blobs.c.media_type, blobs.c.data, blobs.c.object).where(
         blobs.c.tenant == tenant, blobs.c.digest == bytes.fromhex(digest)
     )
     row = connection.execute(query).first()
     if row is None:
         raise BlobNotFound(f"No blob {digest} is stored for this tenant; check its digest.")
-    blob = Blob._make(row)
+    return StoredBlob(Blob(row.media_type, row.data), row.object)
+
+
+def check_blob(blob: Blob, digest: str) -> Blob:
+    """The blob; raises `IntegrityViolation` if it does not have its digest."""
     if not has_digest(blob, bytes.fromhex(digest)):
         raise IntegrityViolation(f"The blob {digest} does not have the bytes of its digest; restore it from a backup.")
     return blob
@@ -158,7 +170,22 @@ _IS_USED = exists().where(blob_uses.c.tenant == blobs.c.tenant, blob_uses.c.dige
 
 def delete_unused_blobs(connection: Connection, tenant: str, digests: Collection[bytes]) -> None:
     """Deletes the blobs among these that no entry references."""
-    connection.execute(delete(blobs).where(blobs.c.tenant == tenant, blobs.c.digest.in_(digests), ~_IS_USED))
+    delete_blobs(connection, tenant, blobs.c.digest.in_(digests), ~_IS_USED)
+
+
+def delete_blobs(connection: Connection, tenant: str, *conditions: ColumnElement[bool]) -> None:
+    """Deletes blobs, and records that their objects are no longer needed."""
+    where = (blobs.c.tenant == tenant, *conditions)
+    objects = connection.execute(select(blobs.c.object).where(*where, blobs.c.object.is_not(None)).with_for_update())
+    release_objects(connection, tenant, objects.scalars().all())
+    connection.execute(delete(blobs).where(*where))
+
+
+def release_objects(connection: Connection, tenant: str, names: Iterable[str]) -> None:
+    """Records that nothing refers to these objects any more, so that they are deleted after the commit."""
+    rows = [{"tenant": tenant, "object": name, "since": 0} for name in names]
+    if rows:
+        connection.execute(upsert(connection, pending_objects, replace=["since"]), rows)
 
 
 def delete_orphan_blobs(connection: Connection, tenant: str) -> None:
@@ -167,5 +194,5 @@ def delete_orphan_blobs(connection: Connection, tenant: str) -> None:
     Those that are referenced lose their upload time, so that each upload is examined once.
     """
     is_old = (blobs.c.tenant == tenant, blobs.c.uploaded_at < now() - ORPHAN_BLOB_MICROS)
-    connection.execute(delete(blobs).where(*is_old, ~_IS_USED))
+    delete_blobs(connection, tenant, *is_old, ~_IS_USED)
     connection.execute(update(blobs).where(*is_old).values(uploaded_at=None))

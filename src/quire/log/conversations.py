@@ -361,7 +361,9 @@ def get_branch(connection: Connection, tenant: str, conversation: str, number: i
 
 def lock_branch(connection: Connection, tenant: str, conversation: str, number: int) -> Branch:
     """The branch, to which no other transaction can append before this one ends."""
-    return _read_branch(connection, _BRANCH_FOR_UPDATE, tenant, conversation, number)
+    branch = _read_branch(connection, _BRANCH_FOR_UPDATE, tenant, conversation, number)
+    branch.check_in_database()
+    return branch
 
 
 def _read_branch(connection: Connection, statement: BranchQuery, tenant: str, conversation: str, number: int) -> Branch:
@@ -377,9 +379,15 @@ def list_branches(connection: Connection, tenant: str, conversation: str) -> lis
     return _read_branches(connection, ALL_BRANCHES, tenant, conversation)
 
 
-def lock_branches(connection: Connection, tenant: str, conversation: str) -> list[Branch]:
+def lock_branches(
+    connection: Connection, tenant: str, conversation: str, *, is_offloading: bool = False
+) -> list[Branch]:
     """All branches by number, to which no other transaction can append before this one ends."""
-    return _read_branches(connection, ALL_BRANCHES_FOR_UPDATE, tenant, conversation)
+    branches = _read_branches(connection, ALL_BRANCHES_FOR_UPDATE, tenant, conversation)
+    if not is_offloading:
+        for branch in branches:
+            branch.check_in_database()
+    return branches
 
 
 def _read_branches(connection: Connection, statement: BranchQuery, tenant: str, conversation: str) -> list[Branch]:
@@ -542,6 +550,7 @@ def with_branch(
         connection: Connection, tenant: str, conversation: str, branch: int, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         row = get_branch(connection, tenant, conversation, branch)
+        row.check_in_database()
         return function(connection, tenant, row, *args, **kwargs)
 
     return with_number

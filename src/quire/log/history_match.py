@@ -60,6 +60,8 @@ def match_history(
     find_hit = _find_hit_postgres if connection.dialect.name == "postgresql" else _find_hit_sqlite
     for start, end in ((first_newest, len(paths)), (0, first_newest)):
         if start < end and (hit := find_hit(connection, scope, paths[start:end])) is not None:
+            # Its other paths are not in the database: the store restores them, and the match is repeated.
+            hit.match.branch.check_in_database()
             match = hit.match._replace(length=hit.match.length + start)
             if hit.is_preferred:
                 return match
@@ -71,6 +73,7 @@ def match_history(
     except ConversationNotFound:
         return None
     latest = max(branches, key=lambda each: (each.updated_at, each.number))
+    latest.check_in_database()
     return BranchMatch(0, latest, latest.head_seq, None)
 
 

@@ -19,7 +19,7 @@ from quire.db.schema import conversations as conversations_table
 from quire.db.schema import entries, imports, uncounted_branches, unindexed_branches
 from quire.db.store_part import StorePart, read, read_bulk, read_inline, write_bulk
 from quire.errors import StoreError
-from quire.log import append, blobs, conversations
+from quire.log import append, blobs, conversations, reads
 from quire.log import observations as noticed
 from quire.log.tenant_masker import get_masker, mask_text
 from quire.log.types import MAIN_BRANCH, Blob, Branch, ConversationRecord
@@ -206,6 +206,7 @@ def _find_billed(connection: Connection, tenant: str, batches: Sequence[ImportBa
         .where(imports.c.tenant == tenant, imports.c.item.in_(sorted({item for item, _, _ in known})))
     )
     conversation_ids = sorted({conversation for _, _, conversation in known})
+    reads.check_in_database(connection, tenant, conversation_ids)
     rows = (row for each in conversation_ids for row in connection.execute(query.where(imports.c.conversation == each)))
     return {
         (item, digest): conversation

@@ -6,7 +6,8 @@ from typing import Any
 from sqlalchemy import Connection, Select, bindparam, select, update
 
 from quire.db.dialects import insert_rows, sanitize_text
-from quire.db.schema import calibrations, entries, manifests
+from quire.db.schema import archived_replies, calibrations, entries, manifests
+from quire.db.store_part import EntriesOffloaded
 from quire.errors import EntryNotFound, RequestNotFound, ResponseNotFound, StaleHead
 from quire.log.blobs import record_blob_uses, select_stored
 from quire.log.row_digests import ROW_DIGEST, covered_columns, with_row_digest
@@ -99,7 +100,8 @@ def get_request(connection: Connection, tenant: str, request_id: str) -> Recorde
     row = connection.execute(query).first()
     if row is None:
         raise RequestNotFound(
-            f"No request {request_id!r} is recorded for this tenant; only requests with a reply are recorded."
+            f"No request {request_id!r} is recorded for this tenant; only requests with a reply are recorded. One of a "
+            "conversation in object storage is found once that was opened."
         )
     return RecordedRequest(row.conversation, row.branch, row.seq, Manifest.parse(row.manifest))
 
@@ -118,6 +120,7 @@ def find_response(connection: Connection, tenant: str, response_id: str) -> Reco
     query = _select_response(tenant, response_id).join(entries, is_reply)
     row = connection.execute(query.order_by(entries.c.at.desc(), entries.c.seq.desc()).limit(1)).mappings().first()
     if row is None:
+        _check_offloaded_response(connection, tenant, response_id)
         raise ResponseNotFound(response_id)
     _check_manifest_row(row)
     return RecordedRequest(row["conversation"], row["branch"], row["seq"], Manifest.parse(row["manifest"]))
@@ -126,6 +129,8 @@ def find_response(connection: Connection, tenant: str, response_id: str) -> Reco
 def forget_response(connection: Connection, tenant: str, response_id: str) -> bool:
     """Removes this response id from every reply that has it; the replies stay. Returns whether there was one."""
     rows = connection.execute(_select_response(tenant, response_id).with_for_update()).mappings().all()
+    if not rows:
+        _check_offloaded_response(connection, tenant, response_id)
     for row in rows:
         # A new digest would hide that the row was changed.
         _check_manifest_row(row)
@@ -133,6 +138,14 @@ def forget_response(connection: Connection, tenant: str, response_id: str) -> bo
         digest = with_row_digest(manifests, {**row, "response_id": None})[ROW_DIGEST]
         connection.execute(_FORGET_RESPONSE, {**key, ROW_DIGEST: digest})
     return bool(rows)
+
+
+def _check_offloaded_response(connection: Connection, tenant: str, response_id: str) -> None:
+    """Raises `EntriesOffloaded` if the reply with this id is in object storage: the store restores it."""
+    is_reply = (archived_replies.c.tenant == tenant, archived_replies.c.response_id == sanitize_text(response_id))
+    conversation = connection.execute(select(archived_replies.c.conversation).where(*is_reply).limit(1)).scalar()
+    if conversation is not None:
+        raise EntriesOffloaded(conversation)
 
 
 def _check_manifest_row(row: Mapping[Any, Any]) -> None:

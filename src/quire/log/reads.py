@@ -3,14 +3,15 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from itertools import takewhile
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from sqlalchemy import Connection, Integer, Select, and_, bindparam, func, literal_column, or_, select
 
 from quire.db.column_types import is_encrypting, measure_plaintext
 from quire.db.database import check_inline_rows, fetch_all
 from quire.db.raw_sql import fetch
-from quire.db.schema import entries
+from quire.db.schema import archives, entries
+from quire.db.store_part import EntriesOffloaded
 from quire.errors import EntryNotFound
 from quire.log.types import Branch, MessageKey, Window
 from quire.model import Entry, EntryKind, Role, Span
@@ -115,6 +116,7 @@ def get_entry(connection: Connection, tenant: str, branch: Branch, seq: int) -> 
 
 def read_entries(connection: Connection, tenant: str, branch: Branch, seqs: Collection[int]) -> list[Entry]:
     """These entries of a branch in ascending order; unknown numbers are skipped."""
+    branch.check_in_database()
     result: list[Entry] = []
     for own_range in reversed(list(branch.split_ranges())):
         in_range = sorted(seq for seq in set(seqs) if own_range.first <= seq <= own_range.last)
@@ -384,6 +386,7 @@ def _read_ranges(
     limit: int | None,
     **parameters: int,
 ) -> list[Entry]:
+    branch.check_in_database()
     result: list[Entry] = []
     for own_range in ranges:
         check_inline_rows(connection, limit or own_range.last - own_range.first)
@@ -427,4 +430,32 @@ def sum_tokens(connection: Connection, tenant: str, conversations: Collection[st
     if not conversations:
         return {}
     rows = connection.execute(_TOKEN_SUMS, {"tenant": tenant, "conversations": list(conversations)})
-    return {conversation: int(tokens or 0) for conversation, tokens in rows}
+    sums = {conversation: int(tokens or 0) for conversation, tokens in rows}
+    offloaded = list_offloaded(connection, tenant, [each for each in conversations if each not in sums])
+    return sums | {conversation: each.tokens for conversation, each in offloaded.items()}
+
+
+def check_in_database(connection: Connection, tenant: str, conversations: Collection[str]) -> None:
+    """Raises `EntriesOffloaded` if the entries of one of these conversations are in object storage."""
+    for conversation in list_offloaded(connection, tenant, conversations):
+        raise EntriesOffloaded(conversation)
+
+
+class OffloadedConversation(NamedTuple):
+    """What lists show of a conversation whose entries are in object storage."""
+
+    conversation: str
+    title: str
+    tokens: int
+
+
+def list_offloaded(
+    connection: Connection, tenant: str, conversations: Collection[str]
+) -> dict[str, OffloadedConversation]:
+    """Those of these conversations whose entries are in object storage, by id."""
+    if not conversations:
+        return {}
+    query = select(archives.c.conversation, archives.c.title, archives.c.tokens).where(
+        archives.c.tenant == tenant, archives.c.conversation.in_(list(conversations)), archives.c.object.is_not(None)
+    )
+    return {row[0]: OffloadedConversation._make(row) for row in connection.execute(query)}

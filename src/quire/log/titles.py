@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import Connection, bindparam, select
 
 from quire.db.schema import conversations, entries
+from quire.log.reads import list_offloaded
 from quire.log.types import MAIN_BRANCH, ConversationRecord
 from quire.rows.conversations import MAX_TITLE_SEQ, find_titles
 
@@ -37,4 +38,6 @@ def fill_titles(connection: Connection, tenant: str, *items: ConversationRecord)
         return ((name, body) for name, body in connection.execute(_USER_MESSAGES, params))
 
     titles = find_titles([each.id for each in items if not each.title], read_messages)
+    without = [each.id for each in items if not each.title and each.id not in titles]
+    titles |= {each.conversation: each.title for each in list_offloaded(connection, tenant, without).values()}
     return [each._replace(title=each.title or titles.get(each.id, "")) for each in items]

@@ -6,6 +6,7 @@ from typing import Annotated, NamedTuple
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from quire.db.dialects import sanitize_text
+from quire.db.store_part import EntriesOffloaded
 from quire.model import BranchState, ChainHead, Draft, Entry, Manifest, Span
 from quire.model.base import FrozenModel
 from quire.model.manifest import EncodedManifest
@@ -92,6 +93,11 @@ class Branch(NamedTuple):
     def fork_seq(self) -> int:
         """The last entry that the branch shares with its parent; 0 without one."""
         return find_fork_seq(self.lineage)
+
+    def check_in_database(self) -> None:
+        """Raises `EntriesOffloaded` if the entries are in object storage: the store restores them."""
+        if self.state.offloaded:
+            raise EntriesOffloaded(self.conversation)
 
     def move_to(self, head: ChainHead, state: BranchState) -> "Branch":
         """The branch with a new head and the state after it."""
@@ -190,6 +196,7 @@ class ReplyRecord(NamedTuple):
         """Whether the turn can be stored after `expected_branch` without reading anything."""
         return (
             self.expected_branch is not None
+            and not self.expected_branch.state.offloaded
             and self.creates_conversation is None
             and self.lease is None
             and not self.blobs
@@ -230,6 +237,8 @@ class TenantPurge(NamedTuple):
 
     conversations: int
     rows: int
+    objects: int = 0
+    """Objects in object storage."""
 
 
 class ValuePurge(NamedTuple):

@@ -92,6 +92,9 @@ class BranchState(FrozenModel):
     edits_now: bool | None = None
     """Whether edits wait for the next possible request only, and not for a cold prompt cache."""
 
+    offloaded: bool | None = None
+    """Whether the entries are in object storage. They are restored before they are read or continued."""
+
     @property
     def dropped(self) -> frozenset[int]:
         return frozenset(each.message for each in self.drops or ())

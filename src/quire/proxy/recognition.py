@@ -329,7 +329,7 @@ async def _continue_tail(
     latest = max(branches, key=lambda each: (each.updated_at, each.number), default=None)
     number = requested.branch if requested.branch is not None else latest.number if latest is not None else None
     branch = next((each for each in branches if each.number == number), None)
-    if branch is None or (branch.number, branch.head_path) != (tail.branch, tail.head_path):
+    if branch is None or (branch.number, branch.head_path) != (tail.branch, tail.head_path) or branch.state.offloaded:
         return None
     entries = tail.entries[-end:]
     return replace(

@@ -36,6 +36,10 @@ BRANCHES = """
 SELECT conversation, branch, name, created_at, lineage, head_seq, head_digest, head_path, state, updated_at, row_digest
 FROM quire_branches WHERE tenant = :tenant AND conversation = :conversation ORDER BY branch
 """
+_OFFLOADED_TITLE = """
+SELECT conversation, title FROM quire_archives
+WHERE tenant = :tenant AND conversation = :conversation AND object IS NOT NULL
+"""
 USER_MESSAGE = """
 SELECT body FROM quire_entries
 WHERE tenant = :tenant AND conversation = :conversation AND branch = 0 AND seq <= :last_seq AND role = 'user'
@@ -128,6 +132,8 @@ def list_conversations(
     params = {"tenant": tenant, "limit": limit, "everything": everything}
     rows = connection.execute(CONVERSATIONS, params).fetchall()
     titles = find_titles([name for name, title, _, _ in rows if not title], read_messages)
+    for name in [name for name, title, _, _ in rows if not title and name not in titles]:
+        titles.update(connection.execute(_OFFLOADED_TITLE, {"tenant": tenant, "conversation": name}))
     listed: list[ConversationListRow] = []
     for name, title, updated_at, metadata in rows:
         entries = branches = 0

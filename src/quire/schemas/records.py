@@ -148,6 +148,15 @@ class PurgedTenantSchema(JsonModel):
     tenant: str
     conversations: int
     rows: int
+    objects: int
+
+
+class OffloadedConversationsSchema(JsonModel):
+    conversations: list[str]
+    unmoved: int
+    """Unused conversations that stayed: in use, not indexed yet, offloaded already, or changed."""
+    row_bytes: int
+    object_bytes: int
 
 
 class RewrappedKeysSchema(JsonModel):

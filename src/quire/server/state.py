@@ -152,6 +152,7 @@ async def open_server_state(
                 cells=settings.cells,
                 masking=settings.tenant_masking,
                 keys=TenantKeys.from_settings(settings.encryption, environ or {}),
+                object_storage=settings.object_storage_url,
             )
         )
         client = await stack.enter_async_context(UpstreamClient(timeout_seconds=settings.upstream_timeout))

@@ -431,6 +431,22 @@ class Settings(FrozenModel):
         description="Host names under which the server serves /mcp, such as quire.example.org, besides localhost.",
     )
     max_request_bytes: int = Field(default=20_000_000, gt=0, description="Maximum size of a request body, in bytes.")
+    object_storage_url: str | None = Field(
+        default=None,
+        description="Object storage for large blobs and unused conversations: s3://bucket/prefix, gs://, az:// or "
+        "file:///folder. Credentials come from the environment. See docs/object-storage.md.",
+    )
+    object_storage_min_bytes: int = Field(
+        default=65_536,
+        gt=0,
+        description="Size from which a blob moves to the object storage, once its conversation was idle for a day.",
+    )
+    offload_after_days: int | None = Field(
+        default=None,
+        gt=0,
+        description="Move a conversation to the object storage after this many days without use. It comes back when it "
+        "is opened.",
+    )
     retention_days: int | None = Field(
         default=None, gt=0, description="Erase conversations permanently after this many days without use."
     )

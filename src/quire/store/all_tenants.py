@@ -122,6 +122,20 @@ def list_unexported_audits(connection: Connection, _tenant: str) -> list[str]:
     return sorted(connection.execute(statement).scalars())
 
 
+_OBJECT_WORK_POSTGRES = text("SELECT tenant FROM quire_list_object_work(:pending_before, :restored_before)")
+_OBJECT_WORK_SQLITE = text("""
+    SELECT tenant FROM quire_pending_objects WHERE since < :pending_before
+    UNION SELECT tenant FROM quire_archives WHERE object IS NULL AND changed_at < :restored_before
+""")
+
+
+def list_object_work(connection: Connection, _tenant: str, *, pending_before: int, restored_before: int) -> list[str]:
+    """Tenants with objects to remove, or with conversations that were restored from object storage before a time."""
+    statement = _OBJECT_WORK_POSTGRES if connection.dialect.name == "postgresql" else _OBJECT_WORK_SQLITE
+    times = {"pending_before": pending_before, "restored_before": restored_before}
+    return sorted(connection.execute(statement, times).scalars())
+
+
 def get_data_version(connection: Connection, _tenant: str) -> int | None:
     """A number that differs after a commit of another connection. None on PostgreSQL, which has no such number."""
     if connection.dialect.name == "postgresql":
@@ -169,5 +183,6 @@ class AllTenants(StorePart):
     record_sweep = write(record_sweep)
     list_unanswered = read(list_unanswered)
     list_unexported_audits = read(list_unexported_audits)
+    list_object_work = read_bulk(list_object_work)
     get_data_version = read_inline(get_data_version)
     list_encrypted_tenants = read(list_encrypted_tenants)

@@ -27,6 +27,7 @@ from quire.db.column_types import SealedText
 from quire.db.schema import conversations, entries, metadata, paths
 from quire.db.store_part import StorePart, read, read_bulk, write
 from quire.errors import Conflict, NotFound
+from quire.log.reads import check_in_database
 from quire.model.ids import new_id, now
 
 MAX_STORED_BACKTESTS = 20
@@ -237,6 +238,7 @@ def draw_messages(connection: Connection, tenant: str, random_paths: Sequence[by
 
 def count_messages(connection: Connection, tenant: str, conversation: str) -> int:
     """Number of messages on all branches of a conversation."""
+    check_in_database(connection, tenant, [conversation])
     query = select(func.count()).select_from(entries)
     own = (entries.c.tenant == tenant, entries.c.conversation == conversation, entries.c.kind == "message")
     return connection.execute(query.where(*own)).scalar_one()

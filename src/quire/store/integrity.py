@@ -4,7 +4,7 @@ Entries have a hash chain and a digest of their content, blobs the digest of the
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from hashlib import sha256
 from math import isclose
 from typing import Any
@@ -36,7 +36,7 @@ from quire.log.blobs import has_digest
 from quire.log.request_bodies import BodyReader
 from quire.log.row_digests import has_row_digest
 from quire.log.types import Blob, Branch, IntegrityFault
-from quire.model import CHAIN_ROOT, Entry, Manifest, Message, chain_digest, next_path
+from quire.model import CHAIN_ROOT, BranchState, Entry, Manifest, Message, chain_digest, next_path
 from quire.view.secrets import MASK_MARK
 
 _BATCH_SIZE = 2_000
@@ -77,9 +77,18 @@ def verify_tenant(connection: Connection, tenant: str) -> list[IntegrityFault]:
     return faults
 
 
+ReadObject = Callable[[Connection, str], bytes]
+"""Reads an object of the tenant from object storage."""
+
+
 @verify_values()
-def verify_conversation(connection: Connection, tenant: str, conversation: str) -> list[IntegrityFault]:
-    """The faults of all branches; an empty list means that every byte is as it was recorded."""
+def verify_conversation(
+    connection: Connection, tenant: str, conversation: str, *, read_object: ReadObject | None = None
+) -> list[IntegrityFault]:
+    """The faults of all branches; an empty list means that every byte is as it was recorded.
+
+    Without `read_object`, blobs in object storage are not read. Entries there are not verified here.
+    """
 
     def read_rows(table: Table) -> Any:
         query = select(table).where(table.c.tenant == tenant, table.c.conversation == conversation)
@@ -100,8 +109,15 @@ def verify_conversation(connection: Connection, tenant: str, conversation: str) 
         faults.append(
             IntegrityFault(None, None, "the conversation's time of update differs from the newest of its branches")
         )
+    if any(BranchState.parse(each["state"]).offloaded for each in branch_rows if has_row_digest(branches, each)):
+        used = select(blob_uses.c.digest).where(blob_uses.c.tenant == tenant, blob_uses.c.conversation == conversation)
+        digests = set(connection.execute(used).scalars())
+        damaged = _list_damaged_blobs(connection, tenant, digests, read_object)
+        faults += [IntegrityFault(None, None, f"the blob {each.hex()} has other bytes") for each in sorted(damaged)]
+        changed_rows = [each["branch"] for each in branch_rows if not has_row_digest(branches, each)]
+        return faults + [IntegrityFault(each, None, f"the row of the branch {_CHANGED_ROW}") for each in changed_rows]
     for branch_row in branch_rows:
-        faults += _verify_branch(connection, tenant, branch_row)
+        faults += _verify_branch(connection, tenant, branch_row, read_object)
     heads = {branch_row["branch"]: branch_row["head_seq"] for branch_row in branch_rows}
     faults += _find_stray_rows(connection, tenant, conversation, heads)
     manifest_rows = ledger.list_manifest_rows(connection, tenant, conversation)
@@ -138,7 +154,9 @@ def _verify_bodies(
             yield IntegrityFault(branch, seq, f"answers a request whose stored body {_CHANGED_ROW}")
 
 
-def _verify_branch(connection: Connection, tenant: str, row: Mapping[Any, Any]) -> list[IntegrityFault]:
+def _verify_branch(
+    connection: Connection, tenant: str, row: Mapping[Any, Any], read_object: ReadObject | None
+) -> list[IntegrityFault]:
     number: int = row["branch"]
     faults: list[IntegrityFault] = []
     if not has_row_digest(branches, row):
@@ -148,7 +166,7 @@ def _verify_branch(connection: Connection, tenant: str, row: Mapping[Any, Any]) 
     except ValueError:
         return [*faults, IntegrityFault(number, None, "the lineage or the state of the branch cannot be read")]
     try:
-        entry_faults = list(_verify_entries(connection, tenant, branch))
+        entry_faults = list(_verify_entries(connection, tenant, branch, read_object))
     except EntryNotFound:
         entry_faults = [IntegrityFault(number, branch.fork_seq, "is missing, though the branch begins after it")]
     if entry_faults:
@@ -163,7 +181,9 @@ def _verify_branch(connection: Connection, tenant: str, row: Mapping[Any, Any]) 
     return faults
 
 
-def _verify_entries(connection: Connection, tenant: str, branch: Branch) -> Iterator[IntegrityFault]:
+def _verify_entries(
+    connection: Connection, tenant: str, branch: Branch, read_object: ReadObject | None
+) -> Iterator[IntegrityFault]:
     """Compares each entry with the stored and the computed digest of the previous one, so that only a broken entry is
     reported and not its successors."""
     seq = branch.fork_seq
@@ -179,7 +199,7 @@ def _verify_entries(connection: Connection, tenant: str, branch: Branch) -> Iter
             paths.c.branch == branch.number,
         )
         seq_by_path: dict[bytes, int] = {row.path: row.seq for row in connection.execute(path_query)}
-        damaged_blobs = _find_damaged_blobs(connection, tenant, page)
+        damaged_blobs = _find_damaged_blobs(connection, tenant, page, read_object)
         for entry in page:
             for missing in range(seq + 1, entry.seq):
                 yield IntegrityFault(branch.number, missing, "is missing")
@@ -214,7 +234,9 @@ def _verify_entries(connection: Connection, tenant: str, branch: Branch) -> Iter
         yield IntegrityFault(branch.number, branch.head_seq, "does not match the head of the branch")
 
 
-def _find_damaged_blobs(connection: Connection, tenant: str, page: list[Entry]) -> dict[int, str]:
+def _find_damaged_blobs(
+    connection: Connection, tenant: str, page: list[Entry], read_object: ReadObject | None
+) -> dict[int, str]:
     """Faults, by number, of entries whose blobs are missing, have other bytes, or could be deleted as unused."""
     first, last = page[0], page[-1]
     uses = (
@@ -226,12 +248,7 @@ def _find_damaged_blobs(connection: Connection, tenant: str, page: list[Entry]) 
     recorded = {
         (seq, digest) for seq, digest in connection.execute(select(blob_uses.c.seq, blob_uses.c.digest).where(*uses))
     }
-    damaged: set[bytes] = set()
-    for digest in {digest for _, digest in recorded}:
-        query = select(blobs.c.media_type, blobs.c.data).where(blobs.c.tenant == tenant, blobs.c.digest == digest)
-        row = connection.execute(query).first()
-        if row is None or not has_digest(Blob._make(row), digest):
-            damaged.add(digest)
+    damaged = _list_damaged_blobs(connection, tenant, {digest for _, digest in recorded}, read_object)
     faults: dict[int, str] = {seq: "uses a blob with other bytes" for seq, digest in recorded if digest in damaged}
     for entry in page:
         if entry.purged_at is None and entry.has_recorded_content:
@@ -239,6 +256,27 @@ def _find_damaged_blobs(connection: Connection, tenant: str, page: list[Entry]) 
             if not needed <= recorded:
                 faults[entry.seq] = "uses a blob that is missing"
     return faults
+
+
+def _list_damaged_blobs(
+    connection: Connection, tenant: str, digests: Collection[bytes], read_object: ReadObject | None
+) -> set[bytes]:
+    """Those of these blobs that are missing or have other bytes."""
+    damaged: set[bytes] = set()
+    for digest in digests:
+        query = select(blobs.c.media_type, blobs.c.data, blobs.c.object)
+        row = connection.execute(query.where(blobs.c.tenant == tenant, blobs.c.digest == digest)).first()
+        if row is not None and row.object is not None and read_object is None:
+            continue
+        try:
+            data = b"" if row is None else row.data
+            if row is not None and row.object is not None and read_object is not None:
+                data = read_object(connection, row.object)
+            if row is None or not has_digest(Blob(row.media_type, data), digest):
+                damaged.add(digest)
+        except IntegrityViolation:
+            damaged.add(digest)
+    return damaged
 
 
 def _find_stray_rows(

@@ -234,6 +234,8 @@ def _purge_memory_quotes(connection: Connection, tenant: str, purged: Iterable[M
     )
     for memory in purged:
         for digest in [row["digest"] for row in _find_rows(connection, tenant, schema.blobs, [memory.text])]:
+            users = select(blob_uses.c.conversation).where(blob_uses.c.tenant == tenant, blob_uses.c.digest == digest)
+            reads.check_in_database(connection, tenant, connection.execute(users).scalars().all())
             uses = connection.execute(with_manifest.where(blob_uses.c.digest == digest)).all()
             for conversation, branch, seq, manifest in uses:
                 included = Manifest.parse(manifest).included
@@ -265,6 +267,11 @@ def count_value_rows(connection: Connection, tenant: str, value: str) -> dict[st
     """The number of rows that contain this text, by table."""
     found = find_value(connection, tenant, value)
     return {name.removeprefix("quire_"): len(rows) for name, rows in found.items()}
+
+
+def find_holding_blobs(connection: Connection, tenant: str, forms: Sequence[str]) -> list[str]:
+    """Digests, in hexadecimal, of the blobs in the database with one of these texts."""
+    return [row["digest"].hex() for row in _find_rows(connection, tenant, schema.blobs, forms)]
 
 
 def find_value(connection: Connection, tenant: str, value: str) -> dict[str, list[ValueRow]]:
@@ -424,8 +431,9 @@ def _delete_rows(connection: Connection, tenant: str, table_name: str, rows: Seq
             transcripts.delete_exact(connection, tenant, keys)
         case schema.blobs.name:
             for row in rows:
-                for table in (blob_uses, schema.blobs):
-                    connection.execute(delete(table).where(table.c.tenant == tenant, table.c.digest == row["digest"]))
+                is_row = (blob_uses.c.tenant == tenant, blob_uses.c.digest == row["digest"])
+                connection.execute(delete(blob_uses).where(*is_row))
+                blobs.delete_blobs(connection, tenant, schema.blobs.c.digest == row["digest"])
         case backtests.name | backtest_shards.name:
             delete_backtests(connection, tenant, {row["backtest"] for row in rows})
         case _ if table_name in _DELETED_WITH_CONVERSATION:

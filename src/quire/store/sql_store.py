@@ -45,7 +45,7 @@ from quire.db.store_part import (
     write_conversation,
 )
 from quire.db.tenant_keys import TenantKeys
-from quire.errors import BlobNotFound, StoreError
+from quire.errors import BlobNotFound, ObjectStorageUnavailable, StoreError
 from quire.index.documents import Documents
 from quire.index.memories import Memories
 from quire.index.message_index import MessageIndex
@@ -56,15 +56,28 @@ from quire.log.imports import Imports
 from quire.log.request_bodies import get_bodies, get_body, has_purged_content, list_body_rows
 from quire.log.titles import fill_titles
 from quire.log.transcripts import Transcripts
-from quire.log.types import MAIN_BRANCH, Branch, ConversationRecord, ReplyRecord, TenantPurge, Window
+from quire.log.types import (
+    MAIN_BRANCH,
+    Blob,
+    Branch,
+    ConversationRecord,
+    IntegrityFault,
+    MessageKey,
+    ReplyRecord,
+    TenantPurge,
+    ValuePurge,
+    Window,
+)
 from quire.model import Entry, EntryKind, Manifest, Role, Span
+from quire.objects import MissingObject, ObjectStorage
 from quire.rows import DEFAULT_TENANT
 from quire.settings.schema import Cell, TenantMasking
 from quire.store import integrity
 from quire.store.all_tenants import AllTenants
+from quire.store.archives import Offloading, verify_stored
 from quire.store.backtests import Backtests
 from quire.store.purge import count_value_rows, erase_value, purge_entries, purge_tenant
-from quire.store.tenant_archive import export_tenant, import_tenant
+from quire.store.tenant_archive import TenantArchive, export_tenant, import_tenant
 from quire.store.turn_records import append_items, record_reply
 from quire.turns.background_responses import BackgroundRequests
 from quire.turns.events import TurnEvents
@@ -87,6 +100,8 @@ def _erase(function: StoreFunction[P, T]) -> Method[P, T]:
             # A concurrent append referenced a blob that was being deleted; the retry sees the reference and retains it.
             erased = await part.run(write_bulk, function, *args, **kwargs)
         await part.base.database.scrub()
+        if isinstance(part, SqlStore):
+            await part.offloading.collect()
         return erased
 
     return method
@@ -104,7 +119,9 @@ class SqlStore(StorePart):
         masker_for: Callable[[str], SecretMasker | None] = lambda _: None,
         keys: TenantKeys | None = None,
         session: ReadSession | None = None,
+        objects: ObjectStorage | None = None,
     ) -> None:
+        self._objects = objects
         self._masker_for, self.masker = masker_for, masker_for(tenant)
         base = TenantDatabase(
             database, tenant, max_stored_bytes=max_stored_bytes, masker=self.masker, keys=keys, session=session
@@ -130,6 +147,7 @@ class SqlStore(StorePart):
         self.background = BackgroundRequests(base)
         self.backtests = Backtests(base)
         self.all_tenants = AllTenants(base)
+        self.offloading = Offloading(base, objects)
         self._known_blobs: LRUCache[bytes, None] = LRUCache(blobs.MAX_KNOWN_BLOBS)
         """Digests of stored blobs, which are not sent again; a purge may make it stale."""
 
@@ -145,18 +163,21 @@ class SqlStore(StorePart):
         cells: Mapping[str, Cell] | None = None,
         masking: Mapping[str, TenantMasking] | None = None,
         keys: TenantKeys | None = None,
+        object_storage: str | None = None,
     ) -> AsyncGenerator["SqlStore"]:
         """Opens `sqlite:///path` (created and migrated if needed) or `postgresql://…` (see `quire db upgrade`).
 
         If `url` leads to a pooler, `listen_url` leads past it, for the connection of `notifications`. `replica_url`
         leads to a streaming replica, which serves the reads of `lagging`. `cells` are more clusters for tenants, and
         `url` is then their home cell. `masking` names the tenants whose secrets are masked before they are stored, and
-        `keys` encrypts what is stored."""
+        `keys` encrypts what is stored. `object_storage` is the URL of what was moved there: see
+        `quire.store.archives`."""
+        objects = ObjectStorage(object_storage) if object_storage is not None else None
         encrypts = keys is not None and keys.wrapper is not None
         database = await dialects.open_database(
             url, listen_url=listen_url, replica_url=replica_url, cells=cells, encrypts=encrypts
         )
-        store = cls(database, tenant=tenant, masker_for=build_maskers(masking or {}), keys=keys)
+        store = cls(database, tenant=tenant, masker_for=build_maskers(masking or {}), keys=keys, objects=objects)
         try:
             yield store
         finally:
@@ -170,6 +191,7 @@ class SqlStore(StorePart):
             max_stored_bytes=max_stored_bytes,
             masker_for=self._masker_for,
             keys=self.base.keys,
+            objects=self._objects,
         )
 
     def lagging(self) -> "SqlStore":
@@ -181,7 +203,7 @@ class SqlStore(StorePart):
         database = self.base.database
         if database.get_replica_state() is None:
             return self
-        return SqlStore(
+        store = SqlStore(
             database,
             tenant=self.tenant,
             max_stored_bytes=self.base.max_stored_bytes,
@@ -189,6 +211,9 @@ class SqlStore(StorePart):
             keys=self.base.keys,
             session=ReadSession(),
         )
+        # What the replica says about objects may be out of date.
+        store.offloading, store.base.restore = self.offloading, self.offloading.restore
+        return store
 
     async def close(self) -> None:
         await self.base.database.close()
@@ -266,24 +291,77 @@ class SqlStore(StorePart):
     forget_response = write(ledger.forget_response)
     get_calibration = read_inline(ledger.get_calibration)
     put_blob = write(blobs.put_blob)
-    get_blob = read(blobs.get_blob)
-    purge = _erase(purge_entries)
-    purge_value = _erase(erase_value)
-    find_value = read_bulk(count_value_rows)
     is_purged = read(conversations.is_purged)
     has_purged_content = read_inline(has_purged_content)
-    export_tenant = read_bulk(export_tenant)
     import_tenant = write_bulk(import_tenant)
     verify_tenant = read_bulk(integrity.verify_tenant)
-    verify_conversation = read_bulk(integrity.verify_conversation)
+    purge = _erase(purge_entries)
+    _erase_value = _erase(erase_value)
+    _count_value_rows = read_bulk(count_value_rows)
+
+    async def purge_value(self, value: str) -> ValuePurge:
+        """Erases this text, such as a leaked key, from every row and object of the tenant."""
+        await self.offloading.restore_containing(value)
+        return await self._erase_value(value)
+
+    async def find_value(self, value: str) -> dict[str, int]:
+        """The number of rows that contain this text, by table. What is in object storage and contains it comes back."""
+        await self.offloading.restore_containing(value)
+        return await self._count_value_rows(value)
+
+    async def get_blob(self, digest: str) -> Blob:
+        stored = await self.run(read, blobs.get_stored_blob, digest)
+        if stored.object is None:
+            return blobs.check_blob(stored.blob, digest)
+        try:
+            data = await self.offloading.read_object(stored.object)
+        except MissingObject:
+            # It came back into the database, or was purged, since the row was read.
+            stored = await self.run(read, blobs.get_stored_blob, digest)
+            if stored.object is not None:
+                raise
+            data = stored.blob.data
+        return blobs.check_blob(stored.blob._replace(data=data), digest)
+
+    async def read_messages(
+        self, keys: Sequence[MessageKey]
+    ) -> tuple[list[Entry | None], dict[str, ConversationRecord]]:
+        """The messages with these keys, wherever they are, and their conversations by id. None for one that is gone or
+        purged, or cannot be read because the object storage is away."""
+        found, records = await self.message_index.read_messages(keys)
+        missing = [key for key, entry in zip(keys, found, strict=True) if entry is None]
+        if not missing or not self.offloading.is_enabled:
+            return found, records
+        try:
+            archived = await self.offloading.read_messages(missing)
+        except ObjectStorageUnavailable:
+            return found, records
+        return [entry or archived.get(key) for key, entry in zip(keys, found, strict=True)], records
+
+    async def export_tenant(self, write: Callable[[str], object]) -> TenantArchive:
+        """Writes the archive of the tenant line by line."""
+        return await self.run(read_bulk, export_tenant, write, read_object=self.offloading.read_in_transaction)
+
+    async def verify_conversation(self, conversation: str) -> list[IntegrityFault]:
+        """The faults of a conversation; an empty list means that every byte is as it was recorded."""
+        read_object = self.offloading.read_in_transaction
+        return await self.run(read_bulk, verify_stored, conversation, read_object=read_object)
 
     async def purge_tenant(self) -> TenantPurge:
-        """Deletes every row of the tenant and its data key, also from the disk. Needs no key-encryption key."""
-        database, tenant = self.base.database, self.tenant
+        """Deletes every row and object of the tenant and its data key, also from the disk. Needs no key-encryption
+        key."""
+        database, tenant, offloading = self.base.database, self.tenant, self.offloading
+        if await offloading.has_objects():
+            offloading.get_storage()
+        # First the objects, because the rows name them: after a failure, the purge can be repeated.
+        objects = await offloading.delete_all() if offloading.is_enabled else 0
         options = TransactionOptions(tenant, statement_seconds=BULK_STATEMENT_SECONDS)
         purged = await database.write(lambda connection: purge_tenant(connection, tenant), options)
         await database.scrub()
-        return purged
+        if offloading.is_enabled:
+            # Those of an upload that ran meanwhile.
+            objects += await offloading.delete_all()
+        return purged._replace(objects=objects)
 
     async def rewrap_keys(self) -> list[str]:
         """Wraps the data keys of all encrypted tenants with the current key-encryption key; returns the tenants."""
@@ -297,11 +375,14 @@ class SqlStore(StorePart):
         return rewrapped
 
     async def get_branch(self, conversation: str, number: int = MAIN_BRANCH) -> Branch:
+        """The branch, with its entries in the database."""
         params = {"tenant": self.tenant, "conversation": conversation, "branch": number}
         for row in await self.base.fetch(conversations.BRANCH, params):
-            return conversations.parse_branch_row(row)
-        # Says what is missing.
-        return await self.run(read_inline, conversations.get_branch, conversation, number)
+            branch = conversations.parse_branch_row(row)
+            if not branch.state.offloaded:
+                return branch
+        # Restores the entries, or says what is missing.
+        return await self.run(read_inline, with_branch(lambda _, __, branch: branch), conversation, number)
 
     async def fetch_branches(self, conversation: str) -> list[Branch]:
         """All branches by number, in one round trip; none of an unknown conversation."""

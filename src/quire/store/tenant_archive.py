@@ -6,26 +6,32 @@ spending end with their processes. An archive is not encrypted, and an import en
 """
 
 import json
+import lzma
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import Column, Connection, Table, literal, select, tuple_
+from sqlalchemy import Column, ColumnElement, Connection, Table, literal, select, tuple_
 
 from quire.db.column_types import VECTOR_TERM_PREFIX
 from quire.db.dialects import insert_rows, insert_tuples
 from quire.db.migrate import SCHEMA_VERSION
 from quire.db.schema import (
     api_keys,
+    archived_replies,
+    archives,
     audit_exports,
     background_responses,
     blobs,
+    branches,
     conversations,
     message_segments,
     metadata,
     passages,
+    paths,
+    pending_objects,
     rate_limits,
     request_bodies,
     sessions,
@@ -36,23 +42,20 @@ from quire.db.schema import (
     turn_leases,
 )
 from quire.errors import ImportFailed
+from quire.log.row_digests import with_row_digest
+from quire.model import BranchState
 
 ARCHIVE_FORMAT = 1
 ROWS_PER_LINE = 500
 LARGE_ROWS_PER_LINE = 20
 _LARGE_TABLES = (blobs, request_bodies, message_segments)
 _LIVE_TABLES = (
-    background_responses,
-    turn_leases,
-    turn_events,
-    rate_limits,
-    spend_reservations,
-    sessions,
-    audit_exports,
-    tenant_keys,
-)
+    background_responses, turn_leases, turn_events, rate_limits, spend_reservations, sessions, audit_exports,
+    tenant_keys, archives, archived_replies, pending_objects,
+)  # fmt: skip
 _VECTOR_COLUMNS = (passages.c.embedder, passages.c.vector)
 _BYTES_KEY = "base64"
+COMPRESSION_PRESET = 2
 
 
 class TenantArchive(NamedTuple):
@@ -70,32 +73,120 @@ def list_archived_tables() -> list[Table]:
     return [table for table in metadata.tables.values() if "tenant" in table.c and table not in _LIVE_TABLES]
 
 
-def export_tenant(connection: Connection, tenant: str, write: Callable[[str], object]) -> TenantArchive:
-    """Writes the archive line by line, all of it from the same snapshot."""
-    checksum, counts = sha256(), Counter[str]()
+def pack_lines(lines: Sequence[str]) -> bytes:
+    return lzma.compress("\n".join(lines).encode(errors="surrogatepass"), preset=COMPRESSION_PRESET)
 
-    def write_line(value: object) -> None:
-        line = json.dumps(value, default=_encode_bytes, ensure_ascii=False, separators=(",", ":"))
+
+def unpack_lines(data: bytes) -> list[str]:
+    """The lines of an archive. Raises `ValueError` if the bytes are none."""
+    try:
+        return lzma.decompress(data).decode(errors="surrogatepass").split("\n")
+    except lzma.LZMAError as error:
+        raise ValueError(f"not an archive: {error}") from error
+
+
+def export_tenant(
+    connection: Connection,
+    tenant: str,
+    write: Callable[[str], object],
+    *,
+    read_object: Callable[[Connection, str], bytes],
+) -> TenantArchive:
+    """Writes the archive line by line, all of it from the same snapshot.
+
+    What is in object storage is written as the rows that it was: an archive needs no object storage.
+    """
+    checksum, counts = sha256(), Counter[str]()
+    is_offloaded = (archives.c.tenant == tenant, archives.c.object.is_not(None))
+    stored = connection.execute(select(archives.c.conversation, archives.c.object).where(*is_offloaded))
+    offloaded: dict[str, str] = {row.conversation: row.object for row in stored}
+
+    def write_line(line: str) -> None:
         checksum.update(line.encode())
         write(f"{line}\n")
 
-    write_line({"archive": ARCHIVE_FORMAT, "schema": SCHEMA_VERSION, "tenant": tenant})
+    header = {"archive": ARCHIVE_FORMAT, "schema": SCHEMA_VERSION, "tenant": tenant}
+    write_line(json.dumps(header, ensure_ascii=False, separators=(",", ":")))
     for table in list_archived_tables():
-        columns = [column for column in table.columns if column.name != "tenant" and column not in _VECTOR_COLUMNS]
-        for rows in _read_pages(connection, tenant, table, columns):
-            write_line({"table": table.name, "columns": [column.name for column in columns], "rows": rows})
+        for rows in read_pages(connection, tenant, table):
+            if table is blobs:
+                rows = [_include_data(row, lambda name: read_object(connection, name)) for row in rows]
+            elif table is branches and offloaded:
+                rows = [_mark_restored(row) if row[0] in offloaded else row for row in rows]
+            write_line(format_rows(table, rows))
             counts[table.name] += len(rows)
+        if table is paths:
+            known = _list_paths(connection, tenant, offloaded)
+            for name in offloaded.values():
+                for line in unpack_lines(read_object(connection, name)):
+                    table_name, rows_by_name = parse_rows(line)
+                    write_line(line)
+                    counts[table_name] += len(rows_by_name)
+                    messages = [
+                        [row["path"], row["conversation"], row["branch"], row["seq"]]
+                        for row in rows_by_name
+                        if row.get("kind") == "message" and (row["conversation"], row["path"]) not in known
+                    ]
+                    if messages:
+                        write_line(format_rows(paths, messages))
+                        counts[paths.name] += len(messages)
     write(json.dumps({"rows": counts, "sha256": checksum.hexdigest()}) + "\n")
     return TenantArchive(tenant, counts[conversations.name], counts.total())
 
 
-def _read_pages(
-    connection: Connection, tenant: str, table: Table, columns: Sequence[Column[Any]]
+_BLOB_COLUMNS = [column.name for column in blobs.columns if column.name != "tenant"]
+_BRANCH_COLUMNS = [column.name for column in branches.columns if column.name != "tenant"]
+
+
+def _include_data(row: list[Any], read_data: Callable[[str], bytes]) -> list[Any]:
+    """The row of a blob with the data that is in object storage."""
+    values = dict(zip(_BLOB_COLUMNS, row, strict=True))
+    if values["object"] is None:
+        return row
+    return list((values | {"data": read_data(values["object"]), "object": None, "size": None}).values())
+
+
+def _mark_restored(row: list[Any]) -> list[Any]:
+    """The row of a branch as it is with its entries in the database."""
+    values = dict(zip(_BRANCH_COLUMNS, row, strict=True))
+    state = BranchState.parse(values["state"]).model_copy(update={"offloaded": None})
+    restored = with_row_digest(branches, {**values, "state": state.canonical_json()})
+    return [restored[name] for name in _BRANCH_COLUMNS]
+
+
+def _list_paths(connection: Connection, tenant: str, conversations: Collection[str]) -> set[tuple[str, bytes]]:
+    """The paths of these conversations."""
+    query = select(paths.c.conversation, paths.c.path).where(paths.c.tenant == tenant)
+    rows = connection.execute(query.where(paths.c.conversation.in_(list(conversations)))) if conversations else ()
+    return {(conversation, path) for conversation, path in rows}
+
+
+def format_rows(table: Table, rows: Sequence[Sequence[Any]]) -> str:
+    """A line with these rows."""
+    value = {"table": table.name, "columns": [column.name for column in _list_columns(table)], "rows": rows}
+    return json.dumps(value, default=_encode_bytes, ensure_ascii=False, separators=(",", ":"))
+
+
+def parse_rows(line: str) -> tuple[str, list[dict[str, Any]]]:
+    """The name of the table and the rows of a line."""
+    content = json.loads(line)
+    return content["table"], [
+        dict(zip(content["columns"], map(_decode_value, row), strict=True)) for row in content["rows"]
+    ]
+
+
+def _list_columns(table: Table) -> list[Column[Any]]:
+    return [column for column in table.columns if column.name != "tenant" and column not in _VECTOR_COLUMNS]
+
+
+def read_pages(
+    connection: Connection, tenant: str, table: Table, *conditions: ColumnElement[bool]
 ) -> Iterator[list[list[Any]]]:
-    """Rows in the order of their key, which begins with the tenant."""
+    """The archived columns of the tenant's rows, in the order of their key, which begins with the tenant."""
+    columns = _list_columns(table)
     key = list(table.primary_key.columns)[1:]
     limit = LARGE_ROWS_PER_LINE if table in _LARGE_TABLES else ROWS_PER_LINE
-    query = select(*columns).where(table.c.tenant == tenant).order_by(*key).limit(limit)
+    query = select(*columns).where(table.c.tenant == tenant, *conditions).order_by(*key).limit(limit)
     if table is terms:
         query = query.where(terms.c.term.not_like(f"{VECTOR_TERM_PREFIX}%"))
     page = [list(row) for row in connection.execute(query)]

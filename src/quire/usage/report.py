@@ -12,6 +12,7 @@ from sqlalchemy import Connection, and_, func, select, true, tuple_
 from quire.db.schema import branches, conversations, documents, entries, uncounted_branches
 from quire.db.store_part import StorePart, read, read_bulk, read_inline, write_bulk
 from quire.log.conversations import list_conversation_ids
+from quire.log.reads import check_in_database
 from quire.log.types import ConversationRecord
 from quire.usage import rollup
 from quire.usage.contribution import Dimension, TurnUsage, UsageCounts
@@ -287,6 +288,8 @@ def read_sub_agent_costs(connection: Connection, tenant: str, conversation: str,
     own = [each for each in costs if each.is_sub_agent and find_main(each.created_at) == conversation]
     if not own:
         return SubAgentCosts()
+    # A sub-agent's questions are about as old as its branch, which is what counts without them.
+    check_in_database(connection, tenant, [conversation])
     names = [conversation, *(each.conversation for each in own)]
     questions = _read_question_times(connection, tenant, names)
     columns = [usage_turns.c[name] for name in TurnUsage._fields]

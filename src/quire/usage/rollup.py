@@ -221,8 +221,11 @@ def reset_usage(connection: Connection, tenant: str, conversation: str) -> None:
     _lock_rollup(connection, tenant)
     if not _read_marks(connection, tenant, conversation):
         return
+    own_branches = list_branches(connection, tenant, conversation)
+    for branch in own_branches:
+        branch.check_in_database()
     _subtract_contribution(connection, tenant, conversation)
-    for branch in list_branches(connection, tenant, conversation):
+    for branch in own_branches:
         if branch.head_seq > branch.fork_seq:
             mark_uncounted(connection, tenant, [(conversation, branch.number, branch.head_seq)])
 
@@ -239,6 +242,9 @@ def recount_conversation(connection: Connection, tenant: str, conversation: str)
     """Compares the contributions of a conversation with its counted entries; corrects them, and returns whether they
     differed."""
     _lock_rollup(connection, tenant)
+    if any(branch.state.offloaded for branch in list_branches(connection, tenant, conversation)):
+        # It was counted before its entries were moved.
+        return False
     contribution = _start_contribution(connection, tenant, conversation)
     marks = _read_marks(connection, tenant, conversation)
     for branch, last in marks.items():

@@ -26,6 +26,7 @@ _STATUS_BY_ERROR: dict[type[QuireError], HTTPStatus] = {
     errors.IntegrityViolation: HTTPStatus.INTERNAL_SERVER_ERROR,
     errors.StoreUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.StoreBusy: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.ObjectStorageUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.SignInUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.StoreError: HTTPStatus.INTERNAL_SERVER_ERROR,
     errors.ModelRateLimited: HTTPStatus.TOO_MANY_REQUESTS,
