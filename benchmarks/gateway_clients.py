@@ -19,8 +19,8 @@ LONG_LIST_MESSAGES = 1_000
 class Client:
     """Minimal HTTP client on a persistent connection."""
 
-    def __init__(self, port: int, key: str) -> None:
-        self.port, self.key = port, key
+    def __init__(self, port: int, key: str, *, headers: str = "") -> None:
+        self.port, self.key, self._headers = port, key, headers
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, body: bytes, conversation: str, *, path: str = "/v1/chat/completions") -> bytes:
@@ -40,7 +40,7 @@ class Client:
         reader, writer = self._streams
         head = (
             f"POST {path} HTTP/1.1\r\nhost: quire\r\nauthorization: Bearer {self.key}\r\n"
-            f"x-quire-conversation: {conversation}\r\ncontent-type: application/json\r\n"
+            f"x-quire-conversation: {conversation}\r\ncontent-type: application/json\r\n{self._headers}"
             f"content-length: {len(body)}\r\n\r\n"
         )
         writer.write(head.encode() + body)

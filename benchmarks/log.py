@@ -23,6 +23,8 @@ SENTENCE = "The river carries more water in spring than in autumn, and the mill 
 ACTIVE_MESSAGES = 100
 BATCH_SIZE = 2_000
 ROUNDS = 300
+MAX_APPEND_RATIO = 2.5
+"""Goal: time of an append, divided by the bare insert's."""
 BEGIN_WRITE = "BEGIN; SELECT set_config('quire.tenant', 'default', true)"
 BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT set_config('quire.tenant', 'default', true)"
 
@@ -167,6 +169,7 @@ async def measure_backend(
         rows.append((size, ours, window, ours_tail, tail, append, appended))
         if size in (smallest, largest):
             report.require_at_most(f"window_vs_bare_{backend}_{size}", window, 2.0)
+            report.require_at_most(f"append_vs_bare_{backend}_{size}", appended, MAX_APPEND_RATIO)
     report.print_table(
         f"{backend}: milliseconds, and times the bare driver",
         ("messages", "window", "x bare", "tail", "x bare", "append", "x bare"),
