@@ -132,7 +132,8 @@ class SecretGenerator:
             yield SecretSample(kind, value, pattern.format(value))
         yield SecretSample("password", "Tr0ub4dor&3!", 'db_password = "Tr0ub4dor&3!"')
         for pattern in ("DB_PASS={}", "dbPass: '{}'", "pwd={}", "mysql --password {} db", 'tool --token "{}"'):
-            value = self.chars(13)
+            # A password is recognized by letters of both cases and a digit, whatever the others are.
+            value = f"{self.chars(11)}aZ"
             yield SecretSample("password", value, pattern.format(value))
         value = self.chars(12)
         yield SecretSample("password", value, f"machine api.example.com login ada password {value}")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from fnmatch import translate
 from functools import cache, partial
 from pathlib import Path
+from re import _constants as sre_constants  # type: ignore[attr-defined]
 from re import _parser as sre_parser  # type: ignore[attr-defined]
 from typing import Any
 
@@ -326,6 +327,43 @@ def test_every_pattern_that_a_module_compiles_is_walked():
     }
     assert len(compiled) > 100
     assert compiled - walked == set()
+
+
+def find_misread_repeats(parsed: Any) -> Iterator[Any]:
+    """Possessive repeats of something that can backtrack, which Python before 3.11.5 matches wrongly (gh-106052)."""
+    for code, arguments in parsed:
+        inner = list(walk_subpatterns(arguments))
+        if code is sre_constants.POSSESSIVE_REPEAT and any(map(can_backtrack, inner)):
+            yield arguments
+        for each in inner:
+            yield from find_misread_repeats(each)
+
+
+def can_backtrack(parsed: Any) -> bool:
+    return any(
+        (code in (sre_constants.MAX_REPEAT, sre_constants.MIN_REPEAT) and arguments[0] != arguments[1])
+        or any(map(can_backtrack, walk_subpatterns(arguments)))
+        for code, arguments in parsed
+    )
+
+
+def walk_subpatterns(arguments: Any) -> Iterator[Any]:
+    if isinstance(arguments, sre_parser.SubPattern):
+        yield arguments
+    elif isinstance(arguments, tuple | list):
+        for each in arguments:
+            yield from walk_subpatterns(each)
+
+
+@pytest.mark.parametrize("name", sorted(PATTERNS))
+def test_debians_python_reads_a_pattern_as_this_one(name: str):
+    pattern = PATTERNS[name]
+    assert [*find_misread_repeats(sre_parser.parse(pattern.pattern, pattern.flags))] == []
+
+
+def test_a_misread_repeat_is_found():
+    assert [*find_misread_repeats(sre_parser.parse(r"x(?:ab?c)*+"))] != []
+    assert [*find_misread_repeats(sre_parser.parse(r"x(?:ab*+c|[de]{2})*+"))] == []
 
 
 def test_patterns_are_used_through_re_alone():

@@ -129,7 +129,7 @@ _CONTEXTS = (
     (
         "private key",
         ("-----BEGIN ",),
-        rf"(?P<secret>(?P<head>{_KEY_BEGIN})(?:(?:\s|\\{{1,4}}[nr])*+(?:{_BASE64}|=){{16,}}+)++)",
+        rf"(?P<secret>(?P<head>{_KEY_BEGIN})(?:(?:\s|\\{{1,4}}[nr])*(?:{_BASE64}|=){{16,}})+)",
     ),
     (
         "JWT",
@@ -224,7 +224,7 @@ _PREFIX_FORMATS = {
 """Kind and pattern of the tokens with each prefix."""
 
 _INVISIBLE_MARKS = ("\u200b", "\u200c", "\u200d", "\u2060", "\ufeff", "\xad", "\\u200", "\\u2060", "\\ufeff", "\\u00ad")
-_INVISIBLE = re.compile("(?:[\u200b-\u200d\u2060\ufeff\xad]|\\\\{1,4}u(?:200[b-d]|2060|feff|00ad))++")
+_INVISIBLE = re.compile("(?:[\u200b-\u200d\u2060\ufeff\xad]|\\\\{1,4}u(?:200[b-d]|2060|feff|00ad))+")
 """Characters without a width, also as JSON escapes."""
 
 _MAX_PREFIX_CHARS = max(map(len, _PREFIX_FORMATS))
