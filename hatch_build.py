@@ -1,7 +1,7 @@
-"""Hatch build hook: builds the web page into the wheel. An editable install and the source distribution need no page.
+"""Hatch build hook: builds the web interface into the wheel. An editable install and the source distribution need none.
 
-Building needs Node.js, serving does not. Without Node.js the hook uses a page that was built before; without that the
-build fails with a message, unless QUIRE_WITHOUT_PAGE=1 requests a wheel that has only the API under /api.
+Building needs Node.js, serving does not. Without Node.js the hook uses what was built before; without that the
+build fails with a message, unless QUIRE_WITHOUT_WEB=1 requests a wheel that has only the API under /api.
 """
 
 import os
@@ -20,16 +20,16 @@ class PageBuildHook(BuildHookInterface[Any]):
         if self.target_name != "wheel" or version == "editable":
             return
         built = Path(self.root) / STATIC_FOLDER
-        if os.environ.get("QUIRE_WITHOUT_PAGE") == "1":
-            self.app.display_warning("The wheel is made without the page: QUIRE_WITHOUT_PAGE is 1.")
+        if os.environ.get("QUIRE_WITHOUT_WEB") == "1":
+            self.app.display_warning("The wheel has no web interface: QUIRE_WITHOUT_WEB is 1.")
             return
         npm = shutil.which("npm")
         if npm is not None:
             build_page(npm, Path(self.root) / "web")
         elif not (built / "index.html").is_file():
             raise SystemExit(
-                "The page cannot be built: npm was not found. Install Node.js 20 or later, "
-                "or set QUIRE_WITHOUT_PAGE=1 for a wheel without the page."
+                "The web interface cannot be built: npm was not found. Install Node.js 20 or later, "
+                "or set QUIRE_WITHOUT_WEB=1 for a wheel without it."
             )
         build_data["artifacts"].append(f"/{STATIC_FOLDER}/**")
 

@@ -47,7 +47,7 @@ real-model *ARGS:
     QUIRE_FULL_SIZE=1 {{ bin }}/pytest -m real_model {{ ARGS }}
 
 # Run all tests of the web interface in a real browser; `just web` builds it first.
-page *ARGS:
+web-test *ARGS:
     QUIRE_FULL_SIZE=1 {{ parallel_pytest }} tests/page {{ ARGS }}
 
 # Run what else `check` leaves to the night: several servers as processes, clusters, documented commands, installation.

@@ -62,7 +62,7 @@ def parse_combination(text: str) -> Combination:
 def build_wheel(folder: Path) -> Path:
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)],
-        env=os.environ | {"QUIRE_WITHOUT_PAGE": "1"},
+        env=os.environ | {"QUIRE_WITHOUT_WEB": "1"},
         check=True,
     )
     [wheel] = folder.glob("*.whl")

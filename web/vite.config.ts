@@ -1,7 +1,7 @@
 import { svelte } from "@sveltejs/vite-plugin-svelte";
 import { defineConfig } from "vitest/config";
 
-/** While the page is worked on, the server's token goes with every request; see `just web-dev`. */
+/** In development, the server's token goes with every request; see `just web-dev`. */
 function identity(): Record<string, string> {
   return process.env.QUIRE_TOKEN ? { Authorization: `Bearer ${process.env.QUIRE_TOKEN}` } : {};
 }
@@ -13,7 +13,7 @@ export default defineConfig({
     outDir: "../src/quire/server/static",
     emptyOutDir: true,
     target: "es2023",
-    // The polyfill is an inline script, which the page's policy would refuse.
+    // The polyfill is an inline script, which the policy of the pages would refuse.
     modulePreload: { polyfill: false },
     // A file inlined as a data address would need a wider policy.
     assetsInlineLimit: 0,

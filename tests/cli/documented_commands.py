@@ -17,9 +17,9 @@ SHELL_BLOCK = re.compile(r"^ *```(?P<kind>console|sh|bash|shell)\n(?P<text>.*?)^
 FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 PROGRAMS = (
-    ".venv/bin", "apt", "brew", "claude", "codex", "createdb", "curl", "docker", "export", "gemini", "git", "just",
-    "kubectl", "kustomize", "mcp-publisher", "npm", "npx", "openssl", "opencode", "pg_dump", "pg_restore", "pip",
-    "pipx", "podman", "psql", "python", "python3", "quire", "rm", "sqlite3", "systemctl", "uvx",
+    ".venv/bin", "apt", "brew", "claude", "codex", "createdb", "createuser", "curl", "docker", "export", "gemini",
+    "git", "just", "kubectl", "kustomize", "mcp-publisher", "npm", "npx", "openssl", "opencode", "pg_dump",
+    "pg_restore", "pip", "pipx", "podman", "psql", "python", "python3", "quire", "rm", "sqlite3", "systemctl", "uvx",
 )  # fmt: skip
 """First words of commands in inline code."""
 PLACEHOLDER = re.compile(r"\b[A-Z][A-Z_]*\b|…|\$\{\w+\}")
@@ -62,7 +62,10 @@ NOT_RUN: dict[str, str] = {
     "quire login https://quire.example.org": (
         "needs an identity provider; tests/server/test_sign_in.py signs in with one"
     ),
-    "createdb quire": DATABASE_SERVER,
+    "createuser --host db owner": DATABASE_SERVER,
+    "createuser --host db quire_app": DATABASE_SERVER,
+    "createdb --host db --owner owner quire": DATABASE_SERVER,
+    "export ANTHROPIC_BASE_URL=https://quire.example.org": "sets a variable",
     "createdb quire_again": DATABASE_SERVER,
     "quire db upgrade postgresql://owner@db/quire --role quire_app": DATABASE_SERVER,
     "quire db upgrade postgresql://owner@host/quire --role quire_app": DATABASE_SERVER,

@@ -73,8 +73,8 @@ def test_without_node_and_without_a_built_page_no_wheel_is_made_unless_requested
     tree, environ = copy_source(tmp_path / "tree"), environment_without_node(tmp_path / "bin")
     failed = build_wheel(tree, tmp_path, environ)
     assert failed.returncode != 0
-    assert "QUIRE_WITHOUT_PAGE=1" in failed.stdout + failed.stderr
-    done = build_wheel(tree, tmp_path, {**environ, "QUIRE_WITHOUT_PAGE": "1"})
+    assert "QUIRE_WITHOUT_WEB=1" in failed.stdout + failed.stderr
+    done = build_wheel(tree, tmp_path, {**environ, "QUIRE_WITHOUT_WEB": "1"})
     assert done.returncode == 0, done.stderr
     names = list_names(next(tmp_path.glob("quire_core-*.whl")))
     assert "quire/server/page.py" in names

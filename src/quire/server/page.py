@@ -1,6 +1,6 @@
-"""Static files of the web page, served from the package under a strict Content Security Policy.
+"""Static files of the web interface, served from the package under a strict Content Security Policy.
 
-The files are public and contain no data: the page loads all data through `/api`, which authenticates.
+The files are public and contain no data: the web interface loads all data through `/api`, which authenticates.
 """
 
 import re
@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 STATIC_DIR: Final = Path(__file__).parent / "static"
-"""Output of the page build; see `hatch_build.py`."""
+"""Output of the build; see `hatch_build.py`."""
 
 CONTENT_SECURITY_POLICY: Final = "; ".join(
     (
@@ -161,14 +161,14 @@ class _ImmutableFiles(StaticFiles):
 
 
 def add_page(app: FastAPI, *, static_dir: Path = STATIC_DIR) -> None:
-    """Serves the page at `/`, or a 404 with build instructions if it is not built."""
+    """Serves the web interface at `/`, or a 404 with build instructions if it is not built."""
 
     async def index(_: Request) -> Response:
         file = static_dir / "index.html"
         if not file.is_file():
             return make_notice(
-                "The page is not built",
-                "Quire runs here from a source tree or from a wheel without the page. In the source tree, `just web` "
+                "The web interface is not built",
+                "Quire runs here from a source tree or from a wheel without it. In the source tree, `just web` "
                 "builds it; that needs Node.js. The API under `/api` works without it.",
                 status=404,
             )
@@ -177,7 +177,7 @@ def add_page(app: FastAPI, *, static_dir: Path = STATIC_DIR) -> None:
     async def icon(_: Request) -> Response:
         file = static_dir / "favicon.svg"
         if not file.is_file():
-            raise HTTPException(404, "The page has no icon, because it is not built; run `just web`.")
+            raise HTTPException(404, "There is no icon, because the web interface is not built; run `just web`.")
         return FileResponse(file, headers={**SECURITY_HEADERS, "Cache-Control": "public, max-age=86400"})
 
     async def preview(_: Request) -> Response:
