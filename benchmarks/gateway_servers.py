@@ -7,7 +7,6 @@ rows with the least work that Python allows: plain ASGI, aiohttp, two round trip
 
 import asyncio
 import cProfile
-import gc
 import json
 import os
 import socket
@@ -366,6 +365,7 @@ async def serve_gateway(upstream: str, url: str, window: str, cells: str = "{}")
     """Serves the gateway as in a deployment: it enqueues background jobs, and a worker would run them. `cells` is the
     setting as JSON."""
     from quire.server.app import create_app
+    from quire.server.process_memory import return_freed_memory, shorten_collections
     from quire.server.state import open_server_state
     from quire.settings import Settings
     from quire.settings.schema import Upstream
@@ -380,10 +380,11 @@ async def serve_gateway(upstream: str, url: str, window: str, cells: str = "{}")
     )  # fmt: skip
     async with open_server_state(url, settings) as server_state:
         app = create_app(server_state)
-        # As `quire serve` does; otherwise each full collection visits all imported modules.
-        gc.freeze()
-        with profile_requests():
-            await serve(app)
+        # As `quire serve` does.
+        return_freed_memory()
+        async with shorten_collections():
+            with profile_requests():
+                await serve(app)
 
 
 def main() -> None:

@@ -106,12 +106,12 @@ async def test_a_full_collection_does_not_walk_the_modules_of_the_server(app: Fa
     assert walked[1] < 10_000
 
 
-async def test_a_long_list_causes_no_full_collection():
-    full: list[int] = []
+async def test_a_long_list_causes_few_collections_and_no_full_one():
+    generations: list[int] = []
 
     def record(phase: str, info: dict[str, int]) -> None:
-        if phase == "start" and info["generation"] == 2:
-            full.append(1)
+        if phase == "start":
+            generations.append(info["generation"])
 
     gc.callbacks.append(record)
     try:
@@ -120,7 +120,10 @@ async def test_a_long_list_causes_no_full_collection():
     finally:
         gc.callbacks.remove(record)
         gc.unfreeze()
-    assert (len(messages), full) == (1_000_000, [])
+    assert len(messages) == 1_000_000
+    assert 2 not in generations
+    # By default there are 1,400.
+    assert len(generations) < 200
 
 
 async def test_memory_is_trimmed_between_long_work(monkeypatch: pytest.MonkeyPatch):
