@@ -10,7 +10,7 @@ from quire.engine.message_index import index_messages
 from quire.engine.recall import RecallIndexCache
 from quire.engine.search import search_messages
 from quire.llm.embeddings import load_local_embedder
-from quire.model import Compaction, Manifest, Message, Span, ToolCallPart
+from quire.model import Compaction, Entry, Manifest, Message, Span, ToolCallPart
 from quire.search.index import RecallIndex
 from quire.search.postings import FORMAT_VERSION
 from quire.settings import Settings
@@ -147,6 +147,26 @@ async def test_a_purged_message_is_never_recalled_again(store: SqlStore):
     assert (await search_messages(engine, "flowerpot")).messages == []
 
 
+async def test_a_recalled_message_is_not_read_again_until_its_segment_changes(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+):
+    engine = make_engine(store)
+    conversation = await make_archived_conversation(engine)
+    question, reads, get_entries = "Where is the spare key of the boathouse?", list[list[int]](), store.get_entries
+
+    async def record(id: str, seqs: list[int], *, branch: int) -> list[Entry]:
+        reads.append(seqs)
+        return await get_entries(id, seqs, branch=branch)
+
+    monkeypatch.setattr(store, "get_entries", record)
+    requests = [await conversation.prepare(question) for _ in range(2)]
+    assert requests[0].to_chat() == requests[1].to_chat()
+    assert [40 in seqs for seqs in reads] == [True]
+    await store.purge("c", [12])
+    assert recalled_scores((await conversation.prepare(question)).manifest).keys() >= {40}
+    assert [40 in seqs for seqs in reads] == [True, True]
+
+
 @pytest.mark.every_database
 async def test_segments_of_another_version_are_rebuilt(store: SqlStore, admin_url: str):
     engine = make_engine(store)
@@ -208,7 +228,8 @@ async def test_the_index_cache_evicts_the_least_recently_used_branch_and_holds_o
     branches = {name: await store.get_branch(name) for name in ("a", "b", "c", "large")}
 
     async def load(name: str) -> RecallIndex:
-        return await cache.load(branches[name], upto=branches[name].head_seq)
+        index, _ = await cache.load(branches[name], upto=branches[name].head_seq)
+        return index
 
     first, second = await load("a"), await load("b")
     assert await load("a") is first

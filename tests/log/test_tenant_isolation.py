@@ -414,6 +414,7 @@ WITHOUT_CONVERSATION = {
     "documents.delete",
     "documents.touch",
     "documents.list",
+    "message_index.fetch_segments",
     "message_index.has_unindexed",
     "message_index.read_batch",
     "message_index.mark_unembedded",
@@ -540,6 +541,12 @@ async def test_no_method_reaches_another_tenants_conversation(other_store: SqlSt
     assert await other_store.match_history([path], session="a's session") is not None
     assert await mine.match_history([path], session="a's session") is None
     assert await collect_export(other_store, "theirs") == before
+
+
+async def test_no_segments_of_another_tenants_branch_are_fetched(other_store: SqlStore) -> None:
+    branch = await other_store.get_branch("theirs")
+    assert await other_store.message_index.fetch_segments(branch)
+    assert await other_store.for_tenant("b").message_index.fetch_segments(branch) == []
 
 
 async def test_no_method_counts_or_settles_another_tenants_spending(other_store: SqlStore) -> None:

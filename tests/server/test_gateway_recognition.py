@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from fake_upstream import respond_with_text, run_fake_upstream
 from infra.strategies import messages
-from quire.model import CHAIN_ROOT, Message, Pin, ThinkingPart, ToolCallPart, entries, iter_paths
+from quire.log import Branch, Window, reads
+from quire.model import CHAIN_ROOT, Compaction, Message, Pin, Span, ThinkingPart, ToolCallPart, entries, iter_paths
 from quire.proxy import recognition
 from quire.proxy.recognition import (
     MAX_OVERLAP_MESSAGES,
@@ -180,10 +181,26 @@ async def test_a_client_that_trims_its_own_window_gets_its_way_and_loses_nothing
 
 
 async def run_windows(harness: GatewayHarness, conversation: str, seed: int) -> list[int]:
-    """A random session of a client that sends its last messages; returns the branches of the replies."""
+    """A random session of a client that sends its last messages or only new ones, while others change the log; returns
+    the branches of the replies."""
     random, history, found = Random(seed), list[dict[str, Any]](), list[int]()
-    for turn in range(12):
-        match random.choice(["ask", "ask", "ask", "take back", "append", "pin", "repeat"]):
+    compacted = False
+    actions = [
+        "ask",
+        "ask",
+        "ask",
+        "take back",
+        "append",
+        "pin",
+        "repeat",
+        "forget",
+        "forget",
+        "forget",
+        "restart",
+        "purge",
+    ]
+    for turn in range(20):
+        match random.choice([*actions, "compact"]):
             case "take back" if turn > 3:
                 history = history[:-1] if history[-1]["role"] == "user" else history[:-2]
             case "append":
@@ -193,6 +210,15 @@ async def run_windows(harness: GatewayHarness, conversation: str, seed: int) -> 
                 await harness.store.append(conversation, Pin(message=1), branch=found[-1])
             case "repeat":
                 history.append(user_message("again"))
+            case "forget":
+                history = []
+            case "restart":
+                history = [user_message("q0")]
+            case "purge" if turn > 3:
+                await harness.store.purge(conversation, [random.randint(2, 4)], branch=found[-1])
+            case "compact" if turn > 5 and not compacted:
+                compacted, body = True, Compaction(number=1, covers=Span(first=1, last=4), summary="It began.")
+                await harness.store.append(conversation, body, branch=found[-1])
             case _:
                 pass
         if not history or history[-1]["role"] == "assistant":
@@ -211,8 +237,12 @@ async def test_a_cached_window_is_recorded_like_one_that_is_looked_up(store: Sql
 
     # Each reply calibrates the next requests of all conversations.
     calibrated = {"ratio", "slots", "max_input_tokens", "trigger_tokens"}
+    # A message's score depends on how much of the log is indexed.
+    compared = dict.fromkeys(["conversation", *calibrated], True) | {"decisions": {"__all__": {"score"}}}
+    extended: list[str] = []
     hits: list[str] = []
-    find_tail, continue_tail = HeadCache.find_tail, recognition._continue_tail  # pyright: ignore[reportPrivateUsage]
+    find_tail, extend_window = HeadCache.find_tail, reads.extend_window
+    continue_tail = recognition._continue_tail  # pyright: ignore[reportPrivateUsage]
 
     def find(self: HeadCache, scope: HeadScope, conversation: str) -> HistoryMatch | None:
         return None if conversation.startswith("slow") else find_tail(self, scope, conversation)
@@ -223,7 +253,15 @@ async def test_a_cached_window_is_recorded_like_one_that_is_looked_up(store: Sql
             hits.append(match.conversation)
         return match
 
+    def extend(known: Window, branch: Branch, *args: Any, **options: Any) -> Window | None:
+        if branch.conversation.startswith("slow"):
+            return None
+        window = extend_window(known, branch, *args, **options)
+        extended.extend([branch.conversation] if window is not None else [])
+        return window
+
     monkeypatch.setattr(HeadCache, "find_tail", find)
+    monkeypatch.setattr(reads, "extend_window", extend)
     monkeypatch.setattr(recognition, "_continue_tail", count)
     async with run_fake_upstream(echo) as up, run_gateway(store, up.url) as harness:
         for seed in range(3, 8):
@@ -236,13 +274,14 @@ async def test_a_cached_window_is_recorded_like_one_that_is_looked_up(store: Sql
                     entries = await store.read_range(conversation, branch=branch.number)
                     rows += [(each.seq, each.branch, each.raw, each.path, each.tokens) for each in entries]
                     rows += [
-                        (seq, each.model_dump(exclude={"conversation", *calibrated}))
+                        (seq, each.model_dump(exclude=compared))
                         for seq, each in await store.list_manifests(conversation, branch=branch.number)
                     ]
                 assert await store.verify_conversation(conversation) == []
                 stored.append(rows)
             assert stored[0] == stored[1], seed
     assert len(hits) > 10
+    assert len(extended) > 5
 
 
 async def test_a_reply_taken_back_in_a_trimmed_window_becomes_a_branch(store: SqlStore):

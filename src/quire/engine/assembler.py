@@ -13,7 +13,7 @@ from quire.engine.recall import Recall
 from quire.engine.request import Document, PendingMessage
 from quire.engine.state import EngineState
 from quire.errors import EntryNotFound, InvalidRequest
-from quire.log import Window
+from quire.log import Branch, Window
 from quire.model import Entry, Message
 from quire.model.manifest import Decision
 from quire.view.assembly import ViewAssembly, assemble
@@ -81,12 +81,18 @@ class Assembler:
         documents: Sequence[Document] = (),
         context: RequestContext | None = None,
         document_decisions: Sequence[Decision] = (),
+        read_branch: Branch | None = None,
     ) -> AssembledRequest:
         """Reads the window and counts the request, without recalled messages: they need no tokens that would have to be
-        freed. Pass `context` to reuse what was gathered for the same question before."""
+        freed. Pass `context` to reuse what was gathered for the same question before, and `read_branch` if the row of
+        the branch was just read."""
         engine, pending = self._engine, tuple(pending)
         window = await engine.runtime.read_window(
-            engine.store, self._conversation, self._branch, max_tokens=engine.policy.max_input_tokens
+            engine.store,
+            self._conversation,
+            self._branch,
+            max_tokens=engine.policy.max_input_tokens,
+            read_branch=read_branch,
         )
         if context is None:
             base_context = await self._gatherer.gather(

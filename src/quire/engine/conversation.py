@@ -84,6 +84,11 @@ class Conversation:
         return Assembler(self.engine, self.id, self.branch, gatherer=self._gatherer, recall=Recall(self.engine))
 
     @lazy_property
+    def request_builder(self) -> RequestBuilder:
+        """Builds the requests of `prepare`, which checks the spend cap first."""
+        return RequestBuilder(self.engine, self.id, self.branch, assembler=self._assembler, compactor=self._compactor)
+
+    @lazy_property
     def _session_items(self) -> SessionItems:
         return SessionItems(self.engine, self.id, self.branch, count_tokens=self._gatherer.count_tool_tokens)
 
@@ -186,10 +191,7 @@ class Conversation:
             pending = (PendingMessage(to_message(message)),)
         elif message:
             await self.append(*message)
-        builder = RequestBuilder(
-            self.engine, self.id, self.branch, assembler=self._assembler, compactor=self._compactor
-        )
-        return await builder.build(pending, documents)
+        return await self.request_builder.build(pending, documents)
 
     async def record(
         self,

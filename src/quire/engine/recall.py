@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from quire.concurrency.worker_threads import run_in_worker, run_sized
 from quire.engine.embeddings import embed_query
 from quire.engine.message_index import index_inline
-from quire.engine.runtime import CachedIndex
+from quire.engine.runtime import CachedIndex, RecalledKey
 from quire.engine.state import EngineState
 from quire.errors import StaleSegment, UnreadableSegment
 from quire.index.types import SegmentRef
@@ -16,9 +16,16 @@ from quire.model.state import ActiveCompaction
 from quire.rows.branches import choose_branch_used_last
 from quire.search.postings import ENTRIES_PER_SEGMENT, FORMAT_VERSION
 from quire.view.budget import allocate_budget
-from quire.view.recalled_messages import RecallCandidate, fit_candidates, render_fitted, to_searchable_text
+from quire.view.recalled_messages import (
+    RecallCandidate,
+    fit_candidates,
+    render_fitted,
+    render_whole,
+    to_searchable_text,
+)
 from quire.view.secrets import mask_message
 from quire.view.strategies import get_strategy
+from quire.wire.tokens import TokenCounter
 
 if TYPE_CHECKING:
     from quire.search.index import RecallIndex
@@ -60,21 +67,21 @@ class RecallIndexCache:
     def __init__(self, engine: EngineState) -> None:
         self._engine, self._cache = engine, engine.runtime.indexes.recall_indexes
 
-    async def load(self, branch: Branch, *, upto: int) -> "RecallIndex":
-        """The index of a branch, which has the entries up to `upto` unless too many are not indexed yet."""
-        refs = await self._list_segments(branch)
+    async def load(self, branch: Branch, *, upto: int) -> "tuple[RecallIndex, list[SegmentRef]]":
+        """The index of a branch, which has the entries up to `upto` unless too many are not indexed yet; and the
+        segments that the branch has now."""
+        segments = self._engine.store.message_index
+        refs = await segments.fetch_segments(branch)
         if not _covers(branch, refs, upto=upto):
             if any(ref.format != FORMAT_VERSION for ref in refs):
-                await self._engine.store.message_index.reset_format()
+                await segments.reset_format()
             await index_inline(self._engine, conversations=[branch.conversation])
-            refs = await self._list_segments(branch)
+            refs = await segments.fetch_segments(branch)
         try:
-            return await self._merge(branch, refs, upto=upto)
+            return await self._merge(branch, refs, upto=upto), refs
         except StaleSegment:
-            return await self._merge(branch, await self._list_segments(branch), upto=upto)
-
-    async def _list_segments(self, branch: Branch) -> list[SegmentRef]:
-        return await self._engine.store.message_index.list_segments(branch.conversation, branch=branch.number)
+            refs = await segments.fetch_segments(branch)
+            return await self._merge(branch, refs, upto=upto), refs
 
     async def _merge(self, branch: Branch, refs: Sequence[SegmentRef], *, upto: int) -> "RecallIndex":
         refs = [ref for ref in refs if ref.format == FORMAT_VERSION]
@@ -164,7 +171,7 @@ class Recall:
         if budget < MIN_RECALL_TOKENS:
             return ()
         try:
-            index = await self.index_cache.load(window.branch, upto=max(last for _, last in _list_ranges(active)))
+            index, refs = await self.index_cache.load(window.branch, upto=max(last for _, last in _list_ranges(active)))
         except (StaleSegment, UnreadableSegment):
             # Concurrent purges or indexing outpaced the read. A request must not fail because recall is unavailable.
             return ()
@@ -182,19 +189,42 @@ class Recall:
             read_tokens += tokens
             remaining -= tokens if tokens < budget else 0
             chosen.append(each)
-        entries = await self._engine.store.get_entries(
-            window.branch.conversation, [each.seq for each in chosen], branch=window.branch.number
-        )
+        keys = self._make_keys(window.branch, refs, [each.seq for each in chosen])
+        cache = self._engine.runtime.indexes.recalled
+        known = {seq: found for seq, key in keys.items() if (found := cache.get(key)) is not None}
+        unread = [each.seq for each in chosen if each.seq not in known]
+        entries: list[Entry] = []
+        if unread:
+            conversation, number = window.branch.conversation, window.branch.number
+            entries = await self._engine.store.get_entries(conversation, unread, branch=number)
         by_seq = {entry.seq: entry for entry in entries if entry.purged_at is None}
+        counter = self._engine.message_counter.token_counter
 
         def make_candidates() -> tuple[RecallCandidate, ...]:
-            return tuple(
-                make_candidate(entry, round(each.score, 4), query=question)
-                for each in chosen
-                if (entry := by_seq.get(each.seq)) is not None
-            )
+            candidates: list[RecallCandidate] = []
+            for each in chosen:
+                candidate, score = known.get(each.seq), round(each.score, 4)
+                if candidate is None and (entry := by_seq.get(each.seq)) is not None:
+                    candidate = make_candidate(entry, score, query=question, counter=counter)
+                if candidate is not None:
+                    candidates.append(candidate._replace(score=score))
+            return tuple(candidates)
 
-        return await run_sized(sum(len(entry.raw) for entry in entries), make_candidates)
+        candidates = await run_sized(sum(len(entry.raw) for entry in entries), make_candidates)
+        cache.update((keys[seq], each) for each in candidates if each.whole and (seq := each.entry.seq) in keys)
+        return candidates
+
+    def _make_keys(self, branch: Branch, refs: Sequence[SegmentRef], seqs: Sequence[int]) -> dict[int, RecalledKey]:
+        """Keys in the cache of those messages that are in segments, by number."""
+        tenant, counter = self._engine.store.tenant, self._engine.message_counter.token_counter.name
+        by_place = {(ref.branch, ref.segment): ref for ref in refs}
+        ranges, keys = list(branch.split_ranges()), dict[int, RecalledKey]()
+        for seq in seqs:
+            owner = next(each.branch for each in ranges if each.first <= seq)
+            ref = by_place.get((owner, (seq - 1) // ENTRIES_PER_SEGMENT))
+            if ref is not None:
+                keys[seq] = RecalledKey(tenant, branch.conversation, owner, seq, ref.number, ref.erasures, counter)
+        return keys
 
     async def _rank(
         self,
@@ -220,12 +250,14 @@ class Recall:
         return rank() if len(index) < THREAD_MIN_MESSAGES else await run_in_worker(rank)
 
 
-def make_candidate(entry: Entry, score: float, *, query: str) -> RecallCandidate:
-    """A message for `render_recalled`; a long one with excerpts that are relevant to the query."""
+def make_candidate(entry: Entry, score: float, *, query: str, counter: TokenCounter | None = None) -> RecallCandidate:
+    """A message for `render_recalled`; a long one with excerpts that are relevant to the query. With a counter, a short
+    one is rendered for several requests."""
+    if len(entry.raw) <= MAX_WHOLE_MESSAGE_CHARS:
+        return RecallCandidate(entry, score, whole=render_whole(entry, counter) if counter is not None else None)
     from quire.search.passages import find_excerpts
 
-    is_long = len(entry.raw) > MAX_WHOLE_MESSAGE_CHARS
-    return RecallCandidate(entry, score, find_excerpts(to_searchable_text(entry.message), query) if is_long else None)
+    return RecallCandidate(entry, score, find_excerpts(to_searchable_text(entry.message), query))
 
 
 def _list_ranges(active: ActiveCompaction) -> list[tuple[int, int]]:
@@ -264,8 +296,9 @@ async def recall_session(engine: EngineState, *, client: str, session: str, prom
     max_tokens = allocate_budget(policy, get_strategy(policy.strategy).shares).recall_tokens
 
     def render() -> str:
+        counter = engine.message_counter.token_counter
         masked = [_mask_candidate(candidate, question) for candidate in candidates]
-        fitted = fit_candidates(masked, max_tokens=max_tokens, counter=engine.message_counter.token_counter)
+        fitted = fit_candidates(masked, max_tokens=max_tokens, counter=counter)
         # As many of the best candidates as the maximum length allows.
         preface = _PREFACE.format(conversation=branch.conversation)
         for count in range(len(fitted), 0, -1):

@@ -186,7 +186,7 @@ class Recorder:
         except StaleHead:
             stored = await store.append(self.conversation, *drafts, branch=self.branch, lease=lease)
         assembly = request.assembly.with_record(question_span=Span(first=stored[0].seq, last=stored[-1].seq))
-        return stored, replace(request, pending=(), after=stored[-1].path, assembly=assembly)
+        return stored, replace(request, pending=(), after=stored[-1].path, assembly=assembly, branch=None)
 
     async def record_reply(
         self,

@@ -9,7 +9,7 @@ from quire.engine.document_references import ReferenceResolver, trim_documents
 from quire.engine.request import Document, PendingMessage, Request
 from quire.engine.state import EngineState
 from quire.errors import ContextOverflow
-from quire.log import Blob
+from quire.log import Blob, Branch
 from quire.model import Decision, Entry
 from quire.model.context_events import ContextUsageUpdated
 from quire.view.inputs import ContextBlock
@@ -30,12 +30,18 @@ class RequestBuilder:
         self._assembler, self._compactor = assembler, compactor
         self._reference_resolver = ReferenceResolver(engine)
 
-    async def build(self, pending: tuple[PendingMessage, ...], documents: Sequence[Document]) -> Request:
+    async def build(
+        self,
+        pending: tuple[PendingMessage, ...],
+        documents: Sequence[Document] = (),
+        *,
+        read_branch: Branch | None = None,
+    ) -> Request:
         """Plans on counts: documents, references and compactions change what is counted. What is recalled and how it
         is laid out is decided once, at the end."""
         compactions: list[Entry] = []
         try:
-            draft = await self._assembler.draft(pending, documents=documents)
+            draft = await self._assembler.draft(pending, documents=documents, read_branch=read_branch)
         except ContextOverflow:
             # A summary that was written for a larger window may not fit.
             shortened = await self._compactor.shorten_summary()
@@ -88,6 +94,7 @@ class RequestBuilder:
             assembly=assembly,
             pending=pending,
             after=final.window.branch.head_path,
+            branch=final.window.branch,
             blobs=tuple(Blob("text/plain", text.encode()) for text in quoted_texts),
             tools=final.context.tools,
             compactions=tuple(compactions),

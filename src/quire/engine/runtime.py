@@ -21,12 +21,13 @@ from quire.errors import BlobNotFound
 from quire.index.types import SegmentRef
 from quire.llm import get_model
 from quire.llm.embeddings import Embedder
-from quire.log import Window
+from quire.log import Branch, Window
 from quire.log.request_bodies import SentBody
 from quire.model import Entry, Policy
 from quire.store import SqlStore
 from quire.view.budget import Calibration
 from quire.view.compaction_plan import CompactionPlan
+from quire.view.recalled_messages import RecallCandidate
 from quire.view.rendered import MessageCounter
 from quire.wire import wire_format_for
 from quire.wire.tokens import counter_for
@@ -52,6 +53,8 @@ ENTRY_BYTES = 600
 """Bytes that an entry of a cached window takes in addition to its text."""
 MAX_RECALL_INDEX_BYTES = 256_000_000
 """Bytes of cached recall indexes; a message takes about 900."""
+MAX_RECALLED_BYTES = 32_000_000
+"""Bytes of cached messages that were recalled, which the next requests of their conversations often recall again."""
 MAX_CATALOG_BYTES = 2_000_000_000
 """Bytes of the cached message catalogs of all tenants; a message takes about 120. One tenant of ten million messages
 and many small ones fit, so that these do not drop what takes the first search half a minute to read."""
@@ -83,6 +86,21 @@ class CachedIndex(NamedTuple):
     @property
     def nbytes(self) -> int:
         return self.merged.nbytes + sum(segment.nbytes for segment in self.segments)
+
+
+class RecalledKey(NamedTuple):
+    """A message in a segment of the message index, which is as it was while no row of the segment has changed."""
+
+    tenant: str
+    conversation: str
+    branch: int
+    seq: int
+    segment: int
+    """Number of the segment among the tenant's."""
+    erasures: int
+    """Number of changes to rows of the segment."""
+    counter: str
+    """Name of the counter of its tokens."""
 
 
 class CatalogCache:
@@ -130,12 +148,18 @@ class IndexCaches:
         self.recall_indexes: LRUCache[tuple[str, str, int, str | None], CachedIndex] = LRUCache(
             MAX_RECALL_INDEX_BYTES, getsizeof=_measure_index
         )
+        self.recalled: TTLCache[RecalledKey, RecallCandidate] = TTLCache(
+            MAX_RECALLED_BYTES, IDLE_CONVERSATION_SECONDS, getsizeof=_measure_recalled
+        )
+        """Short messages that were recalled, with their lines."""
 
     def clear(self, is_affected: TenantFilter) -> None:
         """Drops what was read from the log of these tenants."""
         self.catalogs.clear(is_affected)
         for key in [each for each in self.recall_indexes if is_affected(each[0])]:
             del self.recall_indexes[key]
+        for key in [each for each in self.recalled if is_affected(each.tenant)]:
+            self.recalled.pop(key, None)
 
 
 class EngineRuntime:
@@ -173,11 +197,15 @@ class EngineRuntime:
         for listener in self.listeners:
             listener(event)
 
-    async def read_window(self, store: SqlStore, conversation: str, branch: int, *, max_tokens: int) -> Window:
+    async def read_window(
+        self, store: SqlStore, conversation: str, branch: int, *, max_tokens: int, read_branch: Branch | None = None
+    ) -> Window:
         """The window of a branch for its next request; entries that its last request used are not read again."""
         key = (conversation, branch)
         known = self.windows.get(key)
-        window = await store.read_window(conversation, branch=branch, max_tokens=max_tokens, known=known)
+        window = await store.read_window(
+            conversation, branch=branch, max_tokens=max_tokens, known=known, read_branch=read_branch
+        )
         if known is None or window.loaded is not known.loaded:
             if _measure_window(window) <= MAX_WINDOW_BYTES:
                 self.windows[key] = window
@@ -284,6 +312,10 @@ class BlobCache:
 
 def _measure_window(window: Window) -> int:
     return ENTRY_BYTES * (1 + len(window.loaded)) + sum([len(entry.raw) for entry in window.loaded])
+
+
+def _measure_recalled(candidate: RecallCandidate) -> int:
+    return ENTRY_BYTES + 2 * len(candidate.entry.raw)
 
 
 def _measure_index(cached: CachedIndex) -> int:

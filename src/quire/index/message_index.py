@@ -94,12 +94,22 @@ _UNMARK = delete(unindexed_branches).where(
 
 def list_segments(connection: Connection, tenant: str, branch: Branch) -> list[SegmentRef]:
     """The segments along a branch, oldest first. The last one of a parent may extend beyond the fork."""
-    refs: list[SegmentRef] = []
-    for own_range in reversed(list(branch.split_ranges())):
-        first, last = (own_range.first - 1) // ENTRIES_PER_SEGMENT, (own_range.last - 1) // ENTRIES_PER_SEGMENT
-        params = {"tenant": tenant, "conversation": branch.conversation, "branch": own_range.branch}
-        refs += map(SegmentRef._make, fetch(connection, _SEGMENT_RANGE, {**params, "first": first, "last": last}))
-    return refs
+    params = _list_segment_ranges(tenant, branch)
+    return [SegmentRef(*row) for each in params for row in fetch(connection, _SEGMENT_RANGE, each)]
+
+
+def _list_segment_ranges(tenant: str, branch: Branch) -> list[dict[str, Any]]:
+    """Parameters of `_SEGMENT_RANGE` along a branch, oldest first."""
+    return [
+        {
+            "tenant": tenant,
+            "conversation": branch.conversation,
+            "branch": own_range.branch,
+            "first": (own_range.first - 1) // ENTRIES_PER_SEGMENT,
+            "last": (own_range.last - 1) // ENTRIES_PER_SEGMENT,
+        }
+        for own_range in reversed(list(branch.split_ranges()))
+    ]
 
 
 def read_segments(
@@ -621,3 +631,8 @@ class MessageIndex(StorePart):
     async def list_segments(self, conversation: str, *, branch: int = MAIN_BRANCH) -> list[SegmentRef]:
         """The segments along a branch, oldest first, without their bytes."""
         return await self.run(read_inline, with_branch(list_segments), conversation, branch)
+
+    async def fetch_segments(self, branch: Branch) -> list[SegmentRef]:
+        """The segments along a branch whose row was just read; without forks in one round trip."""
+        ranges = _list_segment_ranges(self.base.tenant, branch)
+        return [SegmentRef(*row) for each in ranges for row in await self.base.fetch(_SEGMENT_RANGE, each)]

@@ -277,6 +277,39 @@ def read_window(
     return Window(branch, compaction, tuple(pinned), messages, not_loaded, question, tuple(after))
 
 
+def find_changed_range(known: Window, branch: Branch) -> dict[str, Any] | None:
+    """Parameters of `CHANGED` for the entries of a known window; None if they are in rows of several branches."""
+    if not known.loaded or known.loaded[-1].seq > branch.head_seq:
+        return None
+    [own_range, *others] = branch.split_ranges(known.loaded[0].seq)
+    return None if others else {**own_range._asdict(), "known_last": known.loaded[-1].seq}
+
+
+def extend_window(
+    known: Window, branch: Branch, changed: Sequence[tuple[Any, ...]], *, max_tokens: int | None
+) -> Window | None:
+    """The window of a branch, by a known one and the rows that `CHANGED` has of its entries.
+
+    None if more must be read: the compaction or the pins have changed, an entry was purged, or the window has entries
+    of another range, which may have been purged too.
+    """
+    first, last, state, known_state = known.loaded[0].seq, known.loaded[-1], branch.state, known.branch.state
+    if (state.active_compaction, state.pins) != (known_state.active_compaction, known_state.pins):
+        return None
+    begins_earlier = bool(known.messages) and known.messages[0].seq < first
+    if begins_earlier or known.pinned or known.not_loaded is not None or known.question is not None:
+        return None
+    read = list(map(_to_entry, changed))
+    if not read or (read[0].seq, read[0].digest) != (last.seq, last.digest):
+        return None
+    new = read[1:]
+    loaded = (*known.loaded, *new)
+    is_long = branch.head_seq - first >= WINDOW_BATCH_SIZE
+    if max_tokens is not None and is_long and _sum_loaded_tokens(loaded) > max_tokens:
+        return None
+    return known._replace(branch=branch, messages=known.messages + _select_messages(new), loaded=loaded)
+
+
 def _read_after_compaction(
     connection: Connection,
     tenant: str,

@@ -127,7 +127,7 @@ class ListEditor:
             began = await self._plan(state, pins, summary)
             if began is not None and self.stores_epoch:
                 stored = await self.engine.store.append(match.conversation, began, branch=match.branch)
-                match = replace(match, head_seq=stored[-1].seq)
+                match = replace(match, head_seq=stored[-1].seq, read_branch=None)
             epoch = began or epoch
         if epoch is None:
             return EditedRequest(client_request=self.client_request, match=match)

@@ -231,6 +231,7 @@ class PreparedRequest:
             entries=entries,
             tail_digests=tail_digests,
             start_path=self.match.start_path,
+            delta_only=self.match.delta_only,
         )
 
     def _build_tail(self, stored: Sequence[Entry], reply: Message) -> tuple[tuple[Entry, ...], tuple[bytes, ...]]:
@@ -458,9 +459,10 @@ async def _fit_request(
     # Instructions and tools are never shortened, and some room must be left for messages.
     _check_room(recognized, tokens=recognized.envelope.tokens + 1, room=recognized.budget.max_input_tokens)
     recognized = await _store_new_messages(recognized, recorder, origin)
-    question = recognized.new_messages[0].message if recognized.new_messages else None
+    pending = tuple(PendingMessage(each.message) for each in recognized.new_messages[:1])
     try:
-        request = await Conversation(recorder.engine, recorder.conversation, recorder.branch).prepare(question)
+        builder = Conversation(recorder.engine, recorder.conversation, recorder.branch).request_builder
+        request = await builder.build(pending, read_branch=recognized.match.read_branch)
     except InvalidRequest:
         if continues:
             raise
@@ -526,6 +528,7 @@ async def _store_new_messages(
             )
         match = replace(
             match,
+            read_branch=None,
             head_seq=stored[-1].seq,
             head_path=stored[-1].path,
             stored_end=match.stored_end + len(new),

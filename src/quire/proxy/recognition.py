@@ -107,7 +107,7 @@ class HistoryMatch:
     tail_digests: tuple[bytes, ...] = ()
     """In a cached head, digests of the match keys of `entries`, if the client's list begins after the conversation."""
     start_path: bytes | None = None
-    """The client's path after the first message of the conversation, if the list begins after it."""
+    """The client's path after the first message of the conversation, if the client's list begins after it."""
     read_branch: Branch | None = None
     """The branch, if matching has read it now."""
     compaction: int | None = None
@@ -141,7 +141,7 @@ class HeadCache:
     breaks, because the database may then be in an earlier state.
 
     A list that begins after its conversation has no path. Its head is found by the conversation that the client names,
-    with the messages of the list.
+    with the messages of the list, if it repeats any.
     """
 
     def __init__(self) -> None:
@@ -182,12 +182,16 @@ class HeadCache:
         self._tails.pop((scope, match.conversation), None)
         if match.client_path is not None:
             self._matches[scope, match.client_path] = match
-        elif match.tail_digests and _measure_tail(match) <= MAX_TAIL_BYTES:
+        elif _is_tail(match) and _measure_tail(match) <= MAX_TAIL_BYTES:
             self._tails[scope, match.conversation] = match
 
 
+def _is_tail(match: HistoryMatch) -> bool:
+    return match.start_path is not None and (bool(match.tail_digests) or match.delta_only)
+
+
 def _measure_tail(match: HistoryMatch) -> int:
-    return sum(MIN_TAIL_ENTRY_BYTES + len(entry.raw) for entry in match.entries)
+    return MIN_TAIL_ENTRY_BYTES + sum(MIN_TAIL_ENTRY_BYTES + len(entry.raw) for entry in match.entries)
 
 
 def digest_keys(messages: Iterable[ClientMessage]) -> tuple[bytes, ...]:
@@ -306,22 +310,24 @@ async def match_request(
             continued = await _continue_tail(store, request, requested, tail)
             if continued is not None:
                 return continued
-    return await match_history(store, request.messages, paths, requested, size=len(request.raw), origin=origin)
+    match = await match_history(store, request.messages, paths, requested, size=len(request.raw), origin=origin)
+    if match.delta_only and head_cache is not None and store.masker is None:
+        return replace(match, start_path=await _read_start_path(store, match.conversation, match.branch))
+    return match
 
 
 async def _continue_tail(
     store: SqlStore, request: ClientRequest, requested: RequestedConversation, tail: HistoryMatch
 ) -> HistoryMatch | None:
-    """Continues a list that begins after its conversation and repeats the last messages up to the head.
+    """Continues a list that begins after its conversation, and repeats the last messages up to the head or none.
 
-    This is the overlap that `match_history` would find. It needs only the branches, which say whether the head is still
-    the same.
+    This is what `match_history` would find. It needs only the branches, which say whether the head is still the same.
     """
     messages = request.messages
     replies = (index for index in range(len(messages) - 1, -1, -1) if messages[index].role == "assistant")
     end = next(replies, -1) + 1
     repeated = tail.tail_digests[len(tail.tail_digests) - end :]
-    if not end or len(repeated) != end or any(each.has_compaction for each in messages):
+    if tail.delta_only == bool(end) or len(repeated) != end or any(each.has_compaction for each in messages):
         return None
     if await run_sized(request.work_bytes, digest_keys, messages[:end]) != repeated:
         return None
@@ -329,7 +335,15 @@ async def _continue_tail(
     latest = max(branches, key=lambda each: (each.updated_at, each.number), default=None)
     number = requested.branch if requested.branch is not None else latest.number if latest is not None else None
     branch = next((each for each in branches if each.number == number), None)
-    if branch is None or (branch.number, branch.head_path) != (tail.branch, tail.head_path) or branch.state.offloaded:
+    if branch is None or branch.number != tail.branch or branch.state.offloaded:
+        return None
+    if tail.delta_only:
+        # A branch from the very beginning has another first message, which this may be.
+        has_other_start = any(each.lineage and not each.fork_seq for each in branches)
+        if has_other_start or branch.head_seq < tail.head_seq:
+            return None
+        return replace(_continue_with_new_messages(branch), start_path=tail.start_path)
+    if branch.head_path != tail.head_path:
         return None
     entries = tail.entries[-end:]
     return replace(
@@ -415,6 +429,7 @@ def _continue_with_new_messages(branch: Branch) -> HistoryMatch:
         head_path=branch.head_path,
         client_path=None,
         delta_only=True,
+        read_branch=branch,
     )
 
 
@@ -721,7 +736,6 @@ async def _to_match(store: SqlStore, overlap: _BranchOverlap) -> HistoryMatch:
         was_fitted = manifest.forwarded is not None and manifest.forwarded.form in FITTED_FORMS
     if not overlap.continues_at_head:
         branch = await _get_or_create_fork(store, branch, last.seq)
-    start = await store.read_range(branch.conversation, branch=branch.number, limit=1, kinds=["message"])
     return HistoryMatch(
         conversation=branch.conversation,
         branch=branch.number,
@@ -732,6 +746,14 @@ async def _to_match(store: SqlStore, overlap: _BranchOverlap) -> HistoryMatch:
         entry_range=(overlap.run[0].seq, last.seq),
         entries=tuple(overlap.run),
         client_path=None,
-        start_path=next(iter_paths(_make_stored_keys(store, start))),
+        start_path=await _read_start_path(store, branch.conversation, branch.number),
         was_fitted=was_fitted,
     )
+
+
+async def _read_start_path(store: SqlStore, conversation: str, branch: int) -> bytes | None:
+    """The client's path after the first message of a conversation; None if that was purged."""
+    start = await store.read_range(conversation, branch=branch, limit=1, kinds=["message"])
+    if not start or start[0].purged_at is not None:
+        return None
+    return next(iter_paths(_make_stored_keys(store, start)))

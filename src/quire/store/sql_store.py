@@ -457,11 +457,21 @@ class SqlStore(StorePart):
         branch: int = MAIN_BRANCH,
         max_tokens: int | None = None,
         known: Window | None = None,
+        read_branch: Branch | None = None,
     ) -> Window:
         """The active compaction and the messages that it does not cover, independent of the history's length.
 
         With `max_tokens`, a long window is read only from its end, until it has that many tokens. Entries of `known`,
-        a window of this branch that was read before, are not read again unless they were purged since."""
+        a window of this branch that was read before, are not read again unless they were purged since. With
+        `read_branch`, the row of the branch as it was just read, one round trip is enough for what is new."""
+        if read_branch is not None and known is not None:
+            changed = reads.find_changed_range(known, read_branch)
+            if changed is not None:
+                params = {"tenant": self.tenant, "conversation": conversation, **changed}
+                rows = await self.base.fetch(reads.CHANGED, params)
+                window = reads.extend_window(known, read_branch, rows, max_tokens=max_tokens)
+                if window is not None:
+                    return window
         return await self.run(
             read_inline, with_branch(reads.read_window), conversation, branch, max_tokens=max_tokens, known=known
         )

@@ -28,12 +28,23 @@ _MIN_MESSAGE_TOKENS = 8
 """Minimum tokens of a message with its number and speaker."""
 
 
+class RenderedLine(NamedTuple):
+    """A whole message as a line of the block, and its tokens by a counter."""
+
+    day: str
+    line: str
+    tokens: int
+    counter: str
+
+
 class RecallCandidate(NamedTuple):
     """An archived message relevant to the question. `excerpt_ranges` are used if the whole message does not fit."""
 
     entry: Entry
     score: float
     excerpt_ranges: tuple[CharRange, ...] | None = None
+    whole: RenderedLine | None = None
+    """The whole message, if it was rendered before."""
 
 
 def message_to_text(message: Message) -> str:
@@ -163,6 +174,18 @@ def _is_too_long(entry: Entry, max_tokens: int) -> bool:
 
 def _fit(candidate: RecallCandidate, days: Collection[str], counter: TokenCounter) -> FittedCandidate:
     """A candidate with its tokens, which include the day unless the block has it already."""
-    day, line = _format_day(candidate.entry), _render_line(candidate)
-    day_tokens = 0 if day in days else counter.count(f"{day}\n")
-    return FittedCandidate(candidate, day_tokens + counter.count(f"{line}\n"), day, line)
+    rendered = candidate.whole
+    if rendered is None or rendered.counter != counter.name or candidate.excerpt_ranges is not None:
+        rendered = _render(candidate, counter)
+    day_tokens = 0 if rendered.day in days else counter.count(f"{rendered.day}\n")
+    return FittedCandidate(candidate, day_tokens + rendered.tokens, rendered.day, rendered.line)
+
+
+def render_whole(entry: Entry, counter: TokenCounter) -> RenderedLine:
+    """Renders a message for the candidates of several requests."""
+    return _render(RecallCandidate(entry, 0.0), counter)
+
+
+def _render(candidate: RecallCandidate, counter: TokenCounter) -> RenderedLine:
+    line = _render_line(candidate)
+    return RenderedLine(_format_day(candidate.entry), line, counter.count(f"{line}\n"), counter.name)
