@@ -37,7 +37,7 @@ _ARGS_SECTION = re.compile(r"^(Args|Arguments|Parameters):[ \t]*$", re.MULTILINE
 _NEXT_SECTION = re.compile(r"^\S", re.MULTILINE)
 _GOOGLE_PARAM = re.compile(r"^(?P<name>\*{0,2}\w+)[ \t]*+(?:\([^)\n]*\)[ \t]*+)?:[ \t]*(?P<text>.*)$")
 _SPHINX_PARAM = re.compile(
-    r"^:param[ \t](?P<declaration>[^:\n]*+):[ \t]*+(?P<text>.*+(?:\n[ \t]++\S.*+)*+)\n?+", re.MULTILINE
+    r"^:param[ \t](?P<declaration>[^:\n]*+):[ \t]*+(?P<text>.*+(?:\n[ \t]++\S.*+)*)\n?+", re.MULTILINE
 )
 
 

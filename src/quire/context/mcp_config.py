@@ -29,7 +29,7 @@ _TRANSPORTS: dict[str, Literal["stdio", "http", "sse"]] = {
 }
 _TYPO_CUTOFF = 0.8
 # Matches from every `${` to its end, or to the next `${`, so that no text is read twice.
-_PLACEHOLDER = re.compile(r"\$\{((?:[^}$]|\$(?!\{))*+)(\}|\$\{)?")
+_PLACEHOLDER = re.compile(r"\$\{([^}$]*+(?:\$(?!\{)[^}$]*+)*)(\}|\$\{)?")
 
 
 def parse_servers(text: str, *, source: str = "the server configuration") -> tuple[ToolServer, ...]:

@@ -38,9 +38,9 @@ MAX_VALUE_DEPTH = 500
 _PARSER_DEPTH = 100
 """Nesting up to which `parse_json` is used; its parser refuses more than 200 levels."""
 _CHUNK_BYTES = 256 * 1024
-_NEXT_BRACKET = re.compile(rb'[^"\[\]{}]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"\[\]{}]*+)*+([\[\]{}]?)', re.DOTALL)
+_NEXT_BRACKET = re.compile(rb'[^"\[\]{}]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*"[^"\[\]{}]*+)*([\[\]{}]?)', re.DOTALL)
 """Everything up to a bracket outside of strings, and the bracket; without one, up to a string that does not end."""
-_STRING_REST = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_STRING_REST = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*', re.DOTALL)
 _BETWEEN_VALUES = b" \t\r\n,"
 _OTHER_ENCODINGS = (b"\xff\xfe", b"\xfe\xff", b"\x00")
 

@@ -32,7 +32,7 @@ _ID_BITS = 48
 _IDS_PER_MILLISECOND = 0x1000
 _RANDOM_ID_CHARS = 14
 _TOKENS = {"input": 0, "output": 0, "reasoning": 0, "cache": {"read": 0, "write": 0}}
-_COMMENT = re.compile(r'("(?:[^"\\]|\\.)*+")|//[^\n]*+|/\*(?:[^*]|\*(?!/))*+\*/')
+_COMMENT = re.compile(r'("[^"\\]*+(?:\\.[^"\\]*+)*")|//[^\n]*+|/\*[^*]*+(?:\*(?!/)[^*]*+)*\*/')
 MAX_CONFIG_CHARS = 1_000_000
 
 

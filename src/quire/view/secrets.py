@@ -77,6 +77,7 @@ _GAP = r"(?:\s|\\{1,4}[nrt])"
 """White space, also as a JSON escape."""
 _ASSIGNS = r"\\{0,4}[\"']?\]?[ \t]{0,4}(?:=>|:=|[=:])[ \t]{0,4}\\{0,4}[\"'`]?"
 _KEY_BEGIN = r"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----"
+_KEY_CHAR = r"[A-Za-z0-9+/=\s\\:,.()]"
 _KEY_END = r"-----END [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----"
 
 TOKEN_FORMATS = (
@@ -123,7 +124,7 @@ _CONTEXTS = (
     (
         "private key",
         ("-----BEGIN ",),
-        rf"(?P<secret>(?P<head>{_KEY_BEGIN})(?:[A-Za-z0-9+/=\s\\:,.()]|-(?!-)){{16,}}+{_KEY_END})",
+        rf"(?P<secret>(?P<head>{_KEY_BEGIN})(?:{_KEY_CHAR}|-(?!-)){{16}}{_KEY_CHAR}*+(?:-(?!-){_KEY_CHAR}*+)*{_KEY_END})",
     ),
     # Without its end, as a truncated tool result has it.
     (
@@ -224,7 +225,7 @@ _PREFIX_FORMATS = {
 """Kind and pattern of the tokens with each prefix."""
 
 _INVISIBLE_MARKS = ("\u200b", "\u200c", "\u200d", "\u2060", "\ufeff", "\xad", "\\u200", "\\u2060", "\\ufeff", "\\u00ad")
-_INVISIBLE = re.compile("(?:[\u200b-\u200d\u2060\ufeff\xad]|\\\\{1,4}u(?:200[b-d]|2060|feff|00ad))+")
+_INVISIBLE = re.compile("(?:[\u200b-\u200d\u2060\ufeff\xad]++|\\\\{1,4}u(?:200[b-d]|2060|feff|00ad))+")
 """Characters without a width, also as JSON escapes."""
 
 _MAX_PREFIX_CHARS = max(map(len, _PREFIX_FORMATS))
