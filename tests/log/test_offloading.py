@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import random
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Table, func, select, update
+from writer_main import OBJECT_STORAGE_VARIABLE
+from writer_processes import start_writers
 
 from infra.builders import make_turn
 from infra.database_dump import contains_text, dump_database
 from infra.s3_server import run_s3_server
+from infra.sizes import IS_FULL_SIZE
 from quire.db import schema
 from quire.db.database_url import is_postgres
 from quire.db.store_part import read, write
@@ -37,6 +41,7 @@ from quire.store.archives import ARCHIVED_TABLES, UPLOAD_MICROS
 from quire.store.tenant_archive import unpack_lines
 
 CANARY = "sk-canary-81b2f7d3a9"
+KILLS = 40 if IS_FULL_SIZE else 3
 CHART = b"\x00\xff chart" * 20_000
 
 
@@ -72,6 +77,15 @@ async def finish_background_work(store: SqlStore) -> None:
 
 async def export(store: SqlStore, name: str = "tides") -> list[str]:
     return [line async for line in store.export_conversation(name)]
+
+
+async def count_archives(store: SqlStore) -> int:
+    def count(connection: Connection, tenant: str) -> int:
+        archives = schema.archives
+        query = select(func.count(archives.c.object)).where(archives.c.tenant == tenant)
+        return connection.execute(query).scalar_one()
+
+    return await store.run(read, count)
 
 
 async def count_rows(store: SqlStore, *tables: Table) -> int:
@@ -278,23 +292,63 @@ async def test_live_conversations_go_on_without_the_object_storage(store: SqlSto
     assert await count_rows(store, schema.pending_objects) == 0
 
 
+STEPS = (
+    "quire.objects.ObjectStorage.put",
+    "quire.objects.ObjectStorage.get",
+    "quire.store.archives._mark_offloaded",
+    "quire.store.archives._delete_rows",
+    "quire.store.archives._insert_rows",
+    "quire.objects.ObjectStorage.delete",
+    "quire.store.archives._end_removal",
+)
+
+
 @pytest.mark.every_database
-async def test_an_offload_that_was_interrupted_is_finished(store: SqlStore, folder: Path, monkeypatch: Any):
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.rpartition(".")[2].strip("_"))
+async def test_a_process_that_ends_before_any_step_loses_nothing(
+    store: SqlStore, folder: Path, monkeypatch: Any, step: str
+):
+    """Steps of moving a conversation and of its return."""
     await fill(store)
     before = await export(store)
 
-    def crash(*_: object) -> None:
+    def crash(*_: object, **__: object) -> None:
         raise RuntimeError
 
+    async def move_there_and_back() -> None:
+        await store.offloading.offload("tides")
+        await export(store)
+
     with monkeypatch.context() as patched:
-        patched.setattr("quire.store.archives._delete_rows", crash)
+        patched.setattr(step, crash)
         with pytest.raises(RuntimeError):
-            await store.offloading.offload("tides")
-    assert await count_rows(store, schema.entries) > 0
+            await move_there_and_back()
     await set_times(store, schema.pending_objects, since=UPLOAD_MICROS)
-    assert await store.offloading.collect() == 1
-    assert await count_rows(store, *ARCHIVED_TABLES, schema.pending_objects) == 0
+    await store.offloading.collect()
+    assert await count_rows(store, schema.pending_objects) == 0
+    assert len(list_objects(folder)) == await count_archives(store)
+    assert await store.verify_conversation("tides") == []
     assert await export(store) == before
+    assert list_objects(folder) == []
+
+
+@pytest.mark.slow
+@pytest.mark.every_database
+async def test_a_killed_process_loses_nothing(store: SqlStore, folder: Path, database_url: str, monkeypatch: Any):
+    await fill(store)
+    before = await export(store)
+    monkeypatch.setenv(OBJECT_STORAGE_VARIABLE, f"file://{folder}")
+    for _ in range(KILLS):
+        with start_writers(database_url, [("move", "tides")]) as [mover]:
+            assert mover.stdout.readline() == "there\n", mover.stderr.read()
+            await asyncio.sleep(random.uniform(0, 0.7))
+            mover.kill()
+            mover.wait()
+        assert await export(store) == before
+        assert await store.verify_conversation("tides") == []
+    await set_times(store, schema.pending_objects, since=UPLOAD_MICROS)
+    await store.offloading.collect()
+    assert list_objects(folder) == []
 
 
 @pytest.mark.every_database

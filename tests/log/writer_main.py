@@ -4,6 +4,7 @@ It prints `ready`, starts when it reads a line, and prints each text once its ap
 """
 
 import asyncio
+import os
 import sys
 from itertools import count
 
@@ -13,6 +14,7 @@ from quire.model import CHAIN_ROOT, Compaction, Entry, Message, Span
 from quire.store import SqlStore
 
 PAUSE_SECONDS = 0.02
+OBJECT_STORAGE_VARIABLE = "OBJECT_STORAGE_OF_WRITERS"
 
 
 async def create(store: SqlStore, conversation: str) -> None:
@@ -87,6 +89,15 @@ async def compact(store: SqlStore, conversation: str) -> None:
         await asyncio.sleep(PAUSE_SECONDS)
 
 
+async def move(store: SqlStore, conversation: str) -> None:
+    """Moves a conversation to the object storage and back, forever."""
+    while True:
+        await store.offloading.offload(conversation)
+        print_line("there")
+        await store.get_branch(conversation)
+        print_line("back")
+
+
 def next_compaction(branch: Branch) -> Compaction:
     active = branch.state.active_compaction
     covers = Span(first=1, last=branch.head_seq)
@@ -102,11 +113,12 @@ def print_line(line: str) -> None:
 
 async def main(task: str, url: str, *args: str) -> None:
     tasks = {
-        each.__name__: each for each in (create, append, append_pairs, append_idempotent, append_with_retries, compact)
+        each.__name__: each
+        for each in (create, append, append_pairs, append_idempotent, append_with_retries, compact, move)
     }
     print_line("ready")
     sys.stdin.readline()
-    async with SqlStore.open(url) as store:
+    async with SqlStore.open(url, object_storage=os.environ.get(OBJECT_STORAGE_VARIABLE)) as store:
         await tasks[task](store, *args)
 
 
