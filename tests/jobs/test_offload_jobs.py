@@ -1,4 +1,4 @@
-"""Sweep and jobs move large blobs after a day and conversations after `offload_after_days`, in every cell."""
+"""Sweep and jobs move large blobs and unused conversations and thin old manifests, in every cell."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -45,11 +45,11 @@ async def harness(store: SqlStore, tmp_path: Path) -> JobHarness:
 
 
 async def sweep_and_run(harness: JobHarness, *, days: float) -> set[Job]:
-    """The jobs on objects that a sweep finds this long from now. All of them are run."""
+    """The jobs on objects and manifests that a sweep finds this long from now. All of them are run."""
     harness.clock.offset = int(days * DAY_MICROSECONDS)
     jobs = DeferredJobs()
     await harness.sweeper.sweep(jobs.defer)
-    found = {each for each in jobs if each.kind == "offload"}
+    found = {each for each in jobs if each.kind in ("offload", "thin_manifests")}
     for job in found:
         await harness.runner.run(job)
     return found
@@ -77,6 +77,22 @@ async def test_a_restored_conversation_moves_again_after_the_same_time(harness: 
     assert await sweep_and_run(harness, days=DAYS - 0.1) == set()
     assert await sweep_and_run(harness, days=2 * DAYS) >= {Job("offload", tenant) for tenant in TENANTS}
     assert await count_objects(harness.store) == [2, 2]
+
+
+async def test_manifests_are_thinned_after_the_time_that_is_set(database: Any):
+    async with SqlStore.open(database.url, cells=database.cells) as store:
+        harness = JobHarness(store, thin_manifests_after_days=DAYS)
+        for tenant in TENANTS:
+            conversation = await harness.engine(tenant).conversation("c")
+            for _ in range(2):
+                request = await conversation.prepare("Which port?")
+                await conversation.record(Message.assistant("4242."), request=request)
+        every = {Job("thin_manifests", tenant, "c") for tenant in TENANTS}
+        assert await sweep_and_run(harness, days=DAYS - 0.1) == set()
+        assert await sweep_and_run(harness, days=DAYS + 0.1) == every
+        for tenant in TENANTS:
+            manifests = await store.for_tenant(tenant).list_manifests("c")
+            assert [each.thinned for _, each in manifests] == [True, None]
 
 
 async def test_without_object_storage_there_is_no_work(database: Any):

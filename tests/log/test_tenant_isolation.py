@@ -313,6 +313,7 @@ REFUSED: dict[str, Callable[[SqlStore], Any]] = {
     "sum_message_tokens": lambda store: store.sum_message_tokens("theirs", span=Span(first=1, last=2)),
     "spending.add_cost": lambda store: store.spending.add_cost("theirs", 1.0),
     "purge": lambda store: store.purge("theirs"),
+    "thin_manifests": lambda store: store.thin_manifests("theirs", before=2**62),
     "verify_conversation": lambda store: store.verify_conversation("theirs"),
     "export_conversation": lambda store: collect_export(store, "theirs"),
     "message_index.list_segments": lambda store: store.message_index.list_segments("theirs"),

@@ -64,6 +64,25 @@ async def test_a_session_of_claude_code_is_one_conversation(store: SqlStore):
     assert all(unrecorded[4:])
 
 
+async def test_old_records_of_claude_code_take_less(store: SqlStore):
+    """Prints bytes of a record before and after it was thinned (`-s`)."""
+    await replay(store, "claude_code_session", "messages")
+    [conversation] = await store.list_conversations()
+    whole = await store.list_manifests(conversation.id)
+    assert await store.thin_manifests(conversation.id, before=2**62) == 5
+    thinned = await store.list_manifests(conversation.id)
+    sizes = [
+        (len(before.canonical_json()), len(after.canonical_json()))
+        for (_, before), (_, after) in zip(whole, thinned, strict=True)
+    ]
+    print(
+        f"\n{sizes[0][0]:,} -> {sizes[0][1]:,} bytes, and {len({row.blob for row in whole[0][1].included})} texts less"
+    )
+    assert all(after < 0.8 * before for before, after in sizes[:-1])
+    assert sizes[-1][0] == sizes[-1][1]
+    assert await store.verify_conversation(conversation.id) == []
+
+
 async def test_a_sub_agent_has_its_own_conversation(store: SqlStore):
     await replay(store, "claude_code_sub_agent", "messages")
     conversations = await store.list_conversations()

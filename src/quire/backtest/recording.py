@@ -113,7 +113,7 @@ class Recording:
             pending=tuple(pending),
             reply=reply,
             after=(*after, *later),
-            manifest=manifest,
+            manifest=manifest if manifest is not None and not manifest.thinned else None,
             starts_turn=any(each.role == "user" for each in waiting),
         )
 

@@ -17,10 +17,10 @@ from quire.log import MAIN_BRANCH
 
 JobKind = Literal[
     "compact", "index_messages", "index_topics", "count_usage", "embed", "index_vault", "summarize_documents", "purge",
-    "offload", "backtest",
+    "offload", "thin_manifests", "backtest",
 ]  # fmt: skip
 """Background compaction, message index, topics of archived messages, usage roll-up, embeddings, vault index, summaries
-of vault documents, retention, object storage, backtests."""
+of vault documents, retention, object storage, thinning of manifests, backtests."""
 JOB_KINDS: tuple[JobKind, ...] = get_args(JobKind)
 MAX_CONCURRENT_DEFERRALS = 8
 """Jobs of one engine that are handed over at the same time."""

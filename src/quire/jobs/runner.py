@@ -81,13 +81,7 @@ class JobRunner:
                 scopes = await store.passages.list_unembedded_scopes(embedder=engine.embedder.name)
                 return JobOutcome(sum([await embed_scope(engine, scope) for scope in scopes]))
             case "index_vault":
-                if engine.vault is None:
-                    return NO_WORK
-                count = 0
-                async for progress in engine.index_vault():
-                    count = progress.done
-                needs_summaries = count > 0 and engine.document_summarizer is not None
-                return JobOutcome(count, (Job("summarize_documents", job.tenant),) if needs_summaries else ())
+                return await self._index_vault(job, engine)
             case "summarize_documents":
                 if engine.vault is None or engine.document_summarizer is None:
                     return NO_WORK
@@ -96,9 +90,26 @@ class JobRunner:
                 return JobOutcome(await self._purge(job, engine, store))
             case "offload":
                 return JobOutcome(await self._offload(job, engine, store))
+            case "thin_manifests":
+                return JobOutcome(await self._thin_manifests(job, engine, store))
             case "backtest":
                 return JobOutcome(await run_shard(engine, store, job.conversation, job.branch))
         assert_never(job.kind)
+
+    async def _index_vault(self, job: Job, engine: Engine) -> JobOutcome:
+        if engine.vault is None:
+            return NO_WORK
+        count = 0
+        async for progress in engine.index_vault():
+            count = progress.done
+        needs_summaries = count > 0 and engine.document_summarizer is not None
+        return JobOutcome(count, (Job("summarize_documents", job.tenant),) if needs_summaries else ())
+
+    async def _thin_manifests(self, job: Job, engine: Engine, store: SqlStore) -> int:
+        days = engine.settings.thin_manifests_after_days
+        if days is None:
+            return 0
+        return await store.thin_manifests(job.conversation, before=self._clock() - days * DAY_MICROSECONDS)
 
     async def _purge(self, job: Job, engine: Engine, store: SqlStore) -> int:
         days = engine.settings.retention_days

@@ -86,6 +86,7 @@ class Sweeper:
                 count += len(found)
         kinds: tuple[tuple[JobKind, Iterable[SweepInterval]], ...] = (
             ("purge", self._retention_intervals()),
+            ("thin_manifests", self._thinning_intervals()),
             ("offload", self._offload_intervals()),
         )
         for kind, intervals in kinds:
@@ -99,7 +100,12 @@ class Sweeper:
     async def reset(self) -> None:
         """Makes the next sweep check every conversation, however long ago it was used."""
         for part in self._parts:
-            for interval in (*SWEEP_INTERVALS[:1], *self._retention_intervals(), *self._offload_intervals()):
+            for interval in (
+                *SWEEP_INTERVALS[:1],
+                *self._retention_intervals(),
+                *self._thinning_intervals(),
+                *self._offload_intervals(),
+            ):
                 await part.record_sweep(interval.name, 0)
 
     def _retention_intervals(self) -> Iterable[SweepInterval]:
@@ -107,6 +113,13 @@ class Sweeper:
         if days is not None:
             yield SweepInterval("retention", days * DAY_MICROSECONDS, backlog=True)
             yield SweepInterval("retention_repeat", (days + 1) * DAY_MICROSECONDS, backlog=True)
+
+    def _thinning_intervals(self) -> Iterable[SweepInterval]:
+        days = self._engines(DEFAULT_TENANT, None).settings.thin_manifests_after_days
+        if days is not None:
+            # A conversation that is used every day has old requests too.
+            yield SweepInterval("thinning_hour", 3_600 * SECOND_MICROSECONDS)
+            yield SweepInterval("thinning", days * DAY_MICROSECONDS, backlog=True)
 
     def _offload_intervals(self) -> Iterable[SweepInterval]:
         settings = self._engines(DEFAULT_TENANT, None).settings

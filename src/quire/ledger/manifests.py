@@ -1,5 +1,6 @@
 """Compares the manifests of two requests, and finds the decision about one message or item."""
 
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,12 +22,14 @@ class ManifestChange(NamedTuple):
 
 
 def diff_manifests(before: Manifest, after: Manifest) -> list[ManifestChange]:
-    """Every item or message whose decision or text differs between the two requests."""
+    """Every item or message whose decision or text differs between the two requests; of a thinned manifest, only the
+    decisions are compared."""
+    compare = partial(_make_comparison_key, with_text=not (before.thinned or after.thinned))
     changes: list[ManifestChange] = []
     old_by_name, new_by_name = _decisions_by_name(before), _decisions_by_name(after)
     for kind, name in {**old_by_name, **new_by_name}:
         old, new = old_by_name.get((kind, name)), new_by_name.get((kind, name))
-        if _comparison_key(old) != _comparison_key(new):
+        if compare(old) != compare(new):
             changes.append(ManifestChange(kind, name, None, old, new))
     # The entries are split where a row of either manifest starts or ends, so that each piece has one decision in both.
     edges = {0}
@@ -36,7 +39,7 @@ def diff_manifests(before: Manifest, after: Manifest) -> list[ManifestChange]:
     last_key: object = None
     for first, end in pairwise(sorted(edges)):
         old, new = _decision_at(before, first), _decision_at(after, first)
-        key = _comparison_key(old), _comparison_key(new)
+        key = compare(old), compare(new)
         if key[0] == key[1]:
             continue
         previous = changes[-1] if changes else None
@@ -74,7 +77,7 @@ def _decision_at(manifest: Manifest, seq: int) -> Decision | None:
     return next((each for each in found if each.reason in PROVIDER_REASONS), found[0] if found else None)
 
 
-def _comparison_key(decision: Decision | None) -> object:
+def _make_comparison_key(decision: Decision | None, *, with_text: bool) -> object:
     """The fields of a decision that make a difference to the request."""
     if decision is None:
         return None
@@ -82,7 +85,7 @@ def _comparison_key(decision: Decision | None) -> object:
         decision.kind,
         decision.included,
         decision.reason,
-        decision.blob,
+        decision.blob if with_text else None,
         decision.excerpt_chars,
         decision.turn_excerpt_chars,
         decision.max_results,

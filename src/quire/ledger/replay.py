@@ -33,7 +33,7 @@ class Replay:
 
     manifest: Manifest
     rendered: RenderedRequest | None
-    """None if a text of the request was purged."""
+    """None if a text of the request was purged, or its manifest was thinned."""
     missing: tuple[str, ...]
     """What was purged since the request was made, by number or name."""
     sent_body: bytes | None = None
@@ -85,6 +85,8 @@ class Replay:
         """Why the rebuilt request does not match; None if it does."""
         if self.rendered is not None and self.rendered.digest == self.manifest.digest:
             return None
+        if self.manifest.thinned:
+            return _THINNED
         if self.manifest.renderer != RENDERER_VERSION:
             # Another layout may have given other bytes, so the digest says nothing about the content of the log.
             return f"recorded by version {self.manifest.renderer} of the renderer; this is version {RENDERER_VERSION}"
@@ -93,6 +95,7 @@ class Replay:
         return _MASKED if self.manifest.masked else "the log differs from what was sent"
 
 
+_THINNED = "the manifest is old, and what a replay needs was removed from it (`thin_manifests_after_days`)"
 _MASKED = "secrets in the request were masked before it was stored"
 
 
@@ -128,7 +131,9 @@ def check_sent_body(body: bytes, forwarded: ForwardedRequest, reply_seq: int) ->
 
 
 async def replay(store: SqlStore, manifest: Manifest, *, load_blob: BlobLoader | None = None) -> Replay:
-    """Rebuilds the request that the manifest describes."""
+    """Rebuilds the request that the manifest describes, unless it was thinned."""
+    if manifest.thinned:
+        return Replay(manifest=manifest, rendered=None, missing=("texts of items",))
     counter = MessageCounter(_NullCounter(), wire_format_for(manifest.policy.wire_format), load_blob=load_blob)
     texts: dict[str, str] = {}
     entries: dict[int, Entry] = {}

@@ -193,6 +193,16 @@ class Manifest(FrozenModel):
     forwarded: ForwardedRequest | None = None
     """Set for requests through the gateway, and for an adapter's requests that name what has no place in the log."""
 
+    thinned: bool | None = None
+    """Whether the manifest is old, and what only a replay needs was removed: the texts of items, how messages were
+    shortened, and the stored body."""
+
+    def thin(self) -> "Manifest":
+        """The manifest without what only a replay and a comparison of texts need."""
+        removed = {"blob": None, "learned": None, "excerpt_spans": None}
+        decisions = tuple(each.model_copy(update=removed) for each in self.decisions)
+        return self.model_copy(update={"decisions": decisions, "thinned": True})
+
     @property
     def included(self) -> tuple[Decision, ...]:
         return select_decisions(self.decisions, included=True)

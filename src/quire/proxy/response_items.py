@@ -254,6 +254,11 @@ async def restore_envelope(client_request: ClientRequest, previous_reply: str, s
     recorded = await store.find_response(previous_reply)
     if not codec.carries_envelope:
         return codec.carry_over(client_request, await load_request_record(store, recorded))
+    if recorded.manifest.thinned:
+        raise InvalidRequest(
+            f"The instructions and tools of {previous_reply} were removed, because its request is old "
+            "(`thin_manifests_after_days`); send the whole list."
+        )
     texts = {
         kind: [
             (await store.get_blob(row.blob)).data.decode()

@@ -447,6 +447,12 @@ class Settings(FrozenModel):
         description="Move a conversation to the object storage after this many days without use. It comes back when it "
         "is opened.",
     )
+    thin_manifests_after_days: int | None = Field(
+        default=None,
+        gt=0,
+        description="Remove what only a replay needs from the records of requests that are older than this many days. "
+        "See docs/deployment.md#retention.",
+    )
     retention_days: int | None = Field(
         default=None, gt=0, description="Erase conversations permanently after this many days without use."
     )

@@ -54,6 +54,7 @@ from quire.log import blobs, conversations, history_match, ledger, reads
 from quire.log.conversations import with_branch
 from quire.log.imports import Imports
 from quire.log.request_bodies import get_bodies, get_body, has_purged_content, list_body_rows
+from quire.log.thin_manifests import thin_manifests
 from quire.log.titles import fill_titles
 from quire.log.transcripts import Transcripts
 from quire.log.types import (
@@ -292,6 +293,7 @@ class SqlStore(StorePart):
     get_calibration = read_inline(ledger.get_calibration)
     put_blob = write(blobs.put_blob)
     is_purged = read(conversations.is_purged)
+    thin_manifests = write_bulk(thin_manifests)
     has_purged_content = read_inline(has_purged_content)
     import_tenant = write_bulk(import_tenant)
     verify_tenant = read_bulk(integrity.verify_tenant)
