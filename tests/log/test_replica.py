@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import psycopg
@@ -10,9 +11,12 @@ import pytest
 
 from infra.postgres import Cluster, find_binaries
 from quire.db import migrate, replica
+from quire.engine import Engine, EngineConfig
+from quire.engine.message_index import index_messages
 from quire.errors import StoreError
 from quire.model import Message
 from quire.model.ids import new_id
+from quire.settings import Settings
 from quire.settings.schema import Cell
 from quire.store import SqlStore
 
@@ -150,6 +154,30 @@ async def test_only_a_lagging_store_reads_the_replica(pair: Pair, store: SqlStor
     await store.list_conversations(limit=1)
     await store.keys.list()
     assert count_replica_reads(store) == 0
+
+
+async def test_a_conversation_in_object_storage_is_restored_on_the_primary(pair: Pair, tmp_path: Path):
+    """What the replica lacks for some time: the mark on the conversation, and later its rows."""
+    url, replica_url = pair.urls
+    objects = f"file://{tmp_path}/objects"
+    async with SqlStore.open(url, replica_url=replica_url, tenant="archive", object_storage=objects) as store:
+        await store.create_conversation("c")
+        await store.append("c", Message.user("When is the tide?"), Message.assistant("At noon."))
+        while await store.usage.count():
+            pass
+        await index_messages(Engine(store, EngineConfig.create(Settings())))
+        await start_to_listen(pair, store)
+        for _ in range(2):
+            assert await store.offloading.offload("c") is not None
+            await wait_for_replay(pair)
+            before = count_replica_reads(store)
+            lagging = store.lagging()
+            assert [each.message.text for each in await lagging.read_range("c")] == ["When is the tide?", "At noon."]
+            assert [each.message.text for each in await lagging.read_range("c")] == ["When is the tide?", "At noon."]
+            assert count_replica_reads(store) == before
+            await wait_for_replay(pair)
+            assert len(await store.lagging().read_range("c")) == 2
+            assert count_replica_reads(store) == before + 1
 
 
 async def test_an_unreachable_replica_costs_one_failed_read_and_comes_back(

@@ -54,7 +54,6 @@ from quire.log import blobs, conversations, history_match, ledger, reads
 from quire.log.conversations import with_branch
 from quire.log.imports import Imports
 from quire.log.request_bodies import get_bodies, get_body, has_purged_content, list_body_rows
-from quire.log.thin_manifests import thin_manifests
 from quire.log.titles import fill_titles
 from quire.log.transcripts import Transcripts
 from quire.log.types import (
@@ -293,7 +292,6 @@ class SqlStore(StorePart):
     get_calibration = read_inline(ledger.get_calibration)
     put_blob = write(blobs.put_blob)
     is_purged = read(conversations.is_purged)
-    thin_manifests = write_bulk(thin_manifests)
     has_purged_content = read_inline(has_purged_content)
     import_tenant = write_bulk(import_tenant)
     verify_tenant = read_bulk(integrity.verify_tenant)
@@ -310,6 +308,12 @@ class SqlStore(StorePart):
         """The number of rows that contain this text, by table. What is in object storage and contains it comes back."""
         await self.offloading.restore_containing(value)
         return await self._count_value_rows(value)
+
+    async def thin_manifests(self, conversation: str, *, before: int) -> int:
+        """Removes what only a replay needs from the manifests of replies from before a time; returns their number."""
+        from quire.log.thin_manifests import thin_manifests
+
+        return await self.run(write_bulk, thin_manifests, conversation, before=before)
 
     async def get_blob(self, digest: str) -> Blob:
         stored = await self.run(read, blobs.get_stored_blob, digest)
