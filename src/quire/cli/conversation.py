@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +34,7 @@ from quire.cli.output import (
     make_table,
     make_text,
     pluralize,
+    print_note,
     show_progress,
     show_spinner,
     to_one_line,
@@ -267,6 +267,7 @@ async def offload(
     from quire.schemas.records import OffloadedConversationsSchema
 
     moved: list[OffloadResult] = []
+    changed: list[str] = []
     async with open_store(overrides) as store:
         own, before = store.for_tenant(tenant), now() - unused_days * DAY_MICROSECONDS
         own.offloading.get_storage()
@@ -275,8 +276,11 @@ async def offload(
 
         async def move(conversation_id: str) -> None:
             async with slots:
-                with suppress(IntegrityViolation):
+                try:
                     result = await own.offloading.offload(conversation_id)
+                except IntegrityViolation:
+                    changed.append(conversation_id)
+                else:
                     moved.extend([result] if result is not None else [])
 
         with show_progress("Moving") as progress:
@@ -287,13 +291,19 @@ async def offload(
     document = OffloadedConversationsSchema(
         conversations=[each.conversation for each in moved],
         unmoved=len(ids) - len(moved),
+        changed=sorted(changed),
         row_bytes=row_bytes,
         object_bytes=object_bytes,
     )
+    if changed:
+        print_note(
+            f"Rows of {pluralize(len(changed), 'conversation')} were changed. `quire conversation verify` says which."
+        )
     stayed = f" {pluralize(document.unmoved, 'conversation')} stayed." if document.unmoved else ""
     return Result(
         document,
-        f"Moved {pluralize(len(moved), 'conversation')}: {row_bytes:,} bytes of text as {object_bytes:,}.{stayed}",
+        f"Moved {pluralize(len(moved), 'conversation')}: {row_bytes:,} bytes of text and bodies, "
+        f"as {object_bytes:,} bytes of objects.{stayed}",
     )
 
 

@@ -154,7 +154,9 @@ class PurgedTenantSchema(JsonModel):
 class OffloadedConversationsSchema(JsonModel):
     conversations: list[str]
     unmoved: int
-    """Unused conversations that stayed: in use, not indexed yet, offloaded already, or changed."""
+    """Unused conversations that stayed: in use, not indexed yet, or changed."""
+    changed: list[str]
+    """Conversations that stayed because a row of them is not as it was recorded."""
     row_bytes: int
     object_bytes: int
 
