@@ -75,6 +75,32 @@ def test_the_insights_lead_to_the_manifest_of_a_costly_turn(page: Page, tmp_path
         assert "panel=context&reply=" in page.url
 
 
+async def create_days(store: SqlStore) -> None:
+    """Four weeks with one expensive day."""
+    await store.create_conversation("days", title="Sluice gates")
+    for day in range(28):
+        cost = 9.0 if day == 14 else 0.5
+        usage = Usage(model="gpt-4o", input_tokens=9_000, output_tokens=300)
+        turn = TurnTotals(steps=1, usage=usage, cost_usd=cost)
+        at = now() - day * DAY_MICROSECONDS
+        await store.append(
+            "days",
+            Draft(body=Message.user(f"Day {day}?"), created_at=at),
+            Draft(body=Message.assistant("Yes."), usage=usage, turn=turn, cost_usd=cost, created_at=at),
+        )
+
+
+def test_the_first_screen_has_findings_with_their_commands(page: Page, tmp_path: Path) -> None:
+    with serve_page(tmp_path) as server:
+        server.run(create_days(server.server_state.store))
+        page.goto(server.url())
+        findings = page.get_by_role("region", name="Findings in your sessions")
+        expect(findings.get_by_role("listitem")).to_contain_text(["cost $9.00, where the usual day costs $0.50."])
+        # The commands in the sentence of advice, and the one that shows the evidence.
+        commands = ["quire config set daily_budget 10", "daily_budget_stops", "quire stats --since "]
+        expect(findings.locator("code")).to_contain_text(commands)
+
+
 @pytest.mark.parametrize("viewport", VIEWPORTS)
 def test_the_insights_have_no_fault(browser: Browser, tmp_path: Path, viewport: str) -> None:
     context = browser.new_context(reduced_motion="reduce", **VIEWPORTS[viewport])
