@@ -4,12 +4,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from psycopg.sql import Literal
 from sqlalchemy import Connection, select
 
 from infra.builders import make_messages, make_turn
 from quire.db.dialects import insert_rows, upsert
 from quire.db.notifications import Notifications
-from quire.db.raw_sql import Statement, batch_statements, combine_statements, execute
+from quire.db.raw_sql import Statement, batch_statements, combine_statements, execute, quote_literal
 from quire.db.schema import calibrations, costs
 from quire.db.store_part import read, write
 from quire.errors import StaleHead, StoreError
@@ -28,6 +29,13 @@ def test_parameters_are_numbered_over_all_statements():
     assert values == [1, 2, 3]
     sql, _ = combine_statements([insert, Statement("UPDATE x", {}, is_guard=True)])
     assert sql.endswith(b"SELECT 1 / (SELECT count(*) FROM s1)")
+
+
+@pytest.mark.parametrize(
+    "value", ["a1", "", "a b", "it's", "a\\b", "ü", "٣", 0, 5, -3, 2**40, True, None, 1.5, b"\x01"]
+)
+def test_values_are_quoted_as_the_driver_quotes_them(value: object):
+    assert quote_literal(value) == Literal(value).as_string()
 
 
 def write_rows(connection: Connection, tenant: str, model: str) -> None:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cache, lru_cache
+from itertools import chain, zip_longest
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -265,10 +266,26 @@ def execute_text(connection: Connection, statements: str) -> Any:
 
 def compile_with_literals(statement: ClauseElement, params: Mapping[str, Any]) -> str:
     """A statement for PostgreSQL with its values as literals: one with parameters cannot be sent with others."""
+    texts_and_names = _split_parameters(statement)
+    values = [quote_literal(params[name]) for name in texts_and_names[1::2]]
+    return "".join(chain.from_iterable(zip_longest(texts_and_names[::2], values, fillvalue="")))
+
+
+@cache
+def _split_parameters(statement: ClauseElement) -> list[str]:
+    """The SQL before, between and after its parameters, with their names in between."""
+    return _PARAMETER.split(compile_sql(statement, "postgresql").replace("%%", "%"))
+
+
+def quote_literal(value: object) -> str:
+    """A value as a literal: plain ones at once, as every turn has several; the driver looks up how to write others."""
+    if isinstance(value, str) and value.isascii() and value.isalnum():
+        return f"'{value}'"
+    if type(value) is int and value >= 0:
+        return str(value)
     from psycopg.sql import Literal
 
-    sql = compile_sql(statement, "postgresql").replace("%%", "%")
-    return _PARAMETER.sub(lambda match: Literal(params[match[1]]).as_string(), sql)
+    return Literal(value).as_string()
 
 
 def fetch_last(cursor: Any) -> list[Any]:

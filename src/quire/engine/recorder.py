@@ -204,9 +204,11 @@ class Recorder:
         """
         size = measure_messages([message.message])
         draft = await run_sized(size, self.make_draft, message, reply, incomplete=incomplete, turn=turn, cost=cost)
-        # Builds the manifest, which grows with the history.
-        history = request.assembly.full_history_tokens
-        decisions = await run_sized(size + history, _mark_used_items, request, message.message)
+        decisions = None
+        if isinstance(request.assembly, ViewAssembly):
+            # Builds the manifest, which grows with the history.
+            work = size + request.assembly.full_history_tokens
+            decisions = await run_sized(work, _mark_used_items, request, request.assembly, message.message)
         body, base, sent_bodies = None, None, self.engine.runtime.sent_bodies
         content, masked, masker = request.body, None, self.engine.store.masker
         if content is not None:
@@ -284,11 +286,8 @@ class Recorder:
         return None if settled and current.samples % CALIBRATION_SAVE_INTERVAL else (model, current.canonical_json())
 
 
-def _mark_used_items(request: Request, reply: Message) -> tuple[Decision, ...] | None:
-    """The decisions of the request, with what the reply used of it; None for a client's own list."""
-    assembly = request.assembly
-    if not isinstance(assembly, ViewAssembly):
-        return None
+def _mark_used_items(request: Request, assembly: ViewAssembly, reply: Message) -> tuple[Decision, ...]:
+    """The decisions of the request, with what the reply used of it."""
     decisions = request.manifest.decisions
     if not any(map(is_optional_item, decisions)):
         return decisions

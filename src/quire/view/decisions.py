@@ -3,6 +3,7 @@ row."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain, groupby
 from operator import itemgetter
 from typing import NamedTuple
@@ -18,6 +19,8 @@ from quire.view.recalled_messages import RecallCandidate
 from quire.view.rendered import RenderedMessage
 from quire.view.selection import ViewSelection
 
+MAX_CACHED_ROWS = 10_000
+"""Rows of excluded messages in the LRU cache: the requests of a conversation have many of them in common."""
 _PENDING_SEQ = 2**62
 """Sort key of pending messages, which are not in the log yet: after every stored message."""
 
@@ -166,13 +169,17 @@ def _exclude_messages(span: Span | None, reason: DecisionReason, *, except_for: 
     """Rows of the messages in a range, except those with separate rows."""
     if span is None:
         return
-    start = span.first
-    for seq in [*sorted(seq for seq in except_for if seq in span), span.last + 1]:
+    start, last = span.first, span.last
+    for seq in [*sorted(seq for seq in except_for if start <= seq <= last), last + 1]:
         if start < seq:
-            yield Decision(
-                slot="messages", kind="message", included=False, reason=reason, span=Span(first=start, last=seq - 1)
-            )
+            yield _exclude_range(start, seq - 1, reason)
         start = seq + 1
+
+
+@lru_cache(maxsize=MAX_CACHED_ROWS)
+def _exclude_range(first: int, last: int, reason: DecisionReason) -> Decision:
+    span = Span(first=first, last=last)
+    return Decision(slot="messages", kind="message", included=False, reason=reason, span=span)
 
 
 def _decide_messages(
