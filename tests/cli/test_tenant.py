@@ -36,6 +36,28 @@ def test_a_laptop_moves_to_another_database_and_search_finds_it_there(home: CliH
     assert verified.exit_code == 0
 
 
+def test_commands_read_and_write_the_tenant_of_the_settings(
+    home: CliHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "laptop.jsonl.gz"
+    invoke_cli("tenant", "export", str(file))
+    reads = (("conversation", "list"), ("search", "spring tide"), ("stats",), ("context", "show"), ("key", "list"))
+    assert run_json(*reads[0])["conversations"]
+    monkeypatch.setenv("QUIRE_TENANT", "observatory")
+    assert run_json(*reads[0])["conversations"] == []
+    assert run_json(*reads[1])["messages"] == []
+    assert run_json("key", "list")["tenant"] == "observatory"
+    assert "as observatory" in invoke_cli("tenant", "import", str(file)).stdout
+    for words in reads:
+        own = invoke_cli(*words, "--json")
+        assert own.exit_code == 0, own.output
+    assert run_json(*reads[1])["messages"]
+    assert invoke_cli("conversation", "tag", "tidal").exit_code == 0
+    monkeypatch.delenv("QUIRE_TENANT")
+    assert "tidal" not in invoke_cli("conversation", "list", "--json").stdout
+    assert "tidal" in invoke_cli("conversation", "list", "--json", "--set", "tenant=observatory").stdout
+
+
 def test_a_tenant_is_verified_and_a_changed_row_named(home: CliHome):
     verified = run_json("tenant", "verify")
     assert verified["conversations"] > 0

@@ -27,6 +27,8 @@ KINDS = [
     "index_vault",
     "summarize_documents",
     "purge",
+    "offload",
+    "thin_manifests",
     "backtest",
 ]
 

@@ -4,16 +4,14 @@ from typing import Annotated
 
 import typer
 
-from quire.cli.common import EXIT_FAILED, Limit, SetOptions, command, create_group, open_store
+from quire.cli.common import EXIT_FAILED, Limit, SetOptions, TenantOption, command, create_group, open_store
 from quire.cli.output import Result, Verbatim, pluralize
 
 app = create_group("Verify and export the audit trail of a server to which people sign in.")
 
-TenantOption = Annotated[str, typer.Option("--tenant", metavar="NAME", help="The tenant of the audit trail.")]
-
 
 @command(app, "quire audit verify --tenant harbour")
-async def verify(*, tenant: TenantOption = "default", overrides: SetOptions = None) -> Result:
+async def verify(*, tenant: TenantOption = None, overrides: SetOptions = None) -> Result:
     """Verify the hash chain of a tenant's audit trail; the exit code is 1 if an entry was changed or removed.
 
     It prints the number and digest of the last entry. Note them in another place, and compare them later: that also
@@ -21,11 +19,10 @@ async def verify(*, tenant: TenantOption = "default", overrides: SetOptions = No
     """
     from quire.schemas.team import AuditFaultSchema, VerifiedAuditSchema
 
-    async with open_store(overrides) as store:
-        trail = store.for_tenant(tenant).audit
-        faults, head = await trail.verify(), await trail.get_head()
+    async with open_store(overrides, tenant=tenant) as store:
+        faults, head = await store.audit.verify(), await store.audit.get_head()
     document = VerifiedAuditSchema(
-        tenant=tenant,
+        tenant=store.tenant,
         entries=head.seq,
         head=head.digest.hex(),
         faults=[AuditFaultSchema(**each._asdict()) for each in faults],
@@ -39,7 +36,7 @@ async def verify(*, tenant: TenantOption = "default", overrides: SetOptions = No
 @command(app, "quire audit export --tenant harbour")
 async def export(
     *,
-    tenant: TenantOption = "default",
+    tenant: TenantOption = None,
     after: Annotated[int, typer.Option(min=0, metavar="SEQ", help="Only entries after this number.")] = 0,
     limit: Limit = 10_000,
     overrides: SetOptions = None,
@@ -47,7 +44,7 @@ async def export(
     """Print the audit trail as JSON Lines, oldest first: one entry a line. `--after` continues where it ended."""
     from quire.schemas.team import AuditEntrySchema, AuditExportSchema
 
-    async with open_store(overrides) as store:
-        entries = await store.for_tenant(tenant).audit.list(after=after, limit=limit)
-    document = AuditExportSchema(tenant=tenant, entries=[AuditEntrySchema.from_record(each) for each in entries])
+    async with open_store(overrides, tenant=tenant) as store:
+        entries = await store.audit.list(after=after, limit=limit)
+    document = AuditExportSchema(tenant=store.tenant, entries=[AuditEntrySchema.from_record(each) for each in entries])
     return Result(document, lambda _: [Verbatim(each.model_dump_json()) for each in document.entries])

@@ -108,7 +108,10 @@ ReplyNumber = Annotated[
 ]
 WithServers = Annotated[bool, typer.Option("--servers", help="Start the agent's MCP servers to include their tools.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="Maximum number of rows.")]
-TenantOption = Annotated[str, typer.Option("--tenant", metavar="NAME", help="The tenant.")]
+TenantOption = Annotated[
+    str | None,
+    typer.Option("--tenant", metavar="NAME", help="The tenant. Default: the setting `tenant`.", show_default=False),
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
@@ -227,8 +230,11 @@ def confirm(question: str) -> None:
 
 
 @asynccontextmanager
-async def open_store(overrides: Sequence[str] | None = None) -> AsyncGenerator["SqlStore"]:
-    """Opens the log alone, for commands that need no model, agent or vault."""
+async def open_store(
+    overrides: Sequence[str] | None = None, *, tenant: str | None = None
+) -> AsyncGenerator["SqlStore"]:
+    """Opens the log alone, for commands that need no model, agent or vault. Without a tenant, it is the one of the
+    settings."""
     from quire.cli.engine_setup import load_cli_settings, resolve_database_url
     from quire.db.tenant_keys import TenantKeys
     from quire.store import SqlStore
@@ -238,6 +244,7 @@ async def open_store(overrides: Sequence[str] | None = None) -> AsyncGenerator["
     keys = TenantKeys.from_settings(settings.encryption, os.environ)
     async with SqlStore.open(
         resolve_database_url(settings),
+        tenant=tenant if tenant is not None else settings.tenant,
         replica_url=settings.replica_url,
         cells=settings.cells,
         masking=settings.tenant_masking,

@@ -40,7 +40,6 @@ from quire.cli.output import (
     to_one_line,
 )
 from quire.errors import IntegrityViolation, InvalidRequest
-from quire.rows import DEFAULT_TENANT
 from quire.rows.branches import choose_branch_used_last
 from quire.rows.conversations import ConversationListRow
 
@@ -157,14 +156,14 @@ async def verify(
     conversation: ConversationName = None,
     *,
     everything: Annotated[bool, typer.Option("--all", help="Verify every conversation, memories and keys.")] = False,
-    tenant: TenantOption = DEFAULT_TENANT,
+    tenant: TenantOption = None,
     overrides: SetOptions = None,
 ) -> Result:
     """Verify the digests of all entries and their records. The exit code is 1 if one was changed."""
     from quire.schemas.records import VerifiedConversationsSchema
 
-    async with open_store(overrides) as store:
-        own = store.for_tenant(tenant).lagging()
+    async with open_store(overrides, tenant=tenant) as store:
+        own = store.lagging()
         if everything:
             ids = await list_conversation_ids(own)
         else:
@@ -255,7 +254,7 @@ def purge(
 async def offload(
     *,
     unused_days: Annotated[int, typer.Option("--unused-days", min=1, help="Days without use.")],
-    tenant: TenantOption = DEFAULT_TENANT,
+    tenant: TenantOption = None,
     overrides: SetOptions = None,
 ) -> Result:
     """Move conversations to the object storage now. They stay listed and searchable, and come back when opened.
@@ -268,16 +267,15 @@ async def offload(
 
     moved: list[OffloadResult] = []
     changed: list[str] = []
-    async with open_store(overrides) as store:
-        own, before = store.for_tenant(tenant), now() - unused_days * DAY_MICROSECONDS
-        own.offloading.get_storage()
-        ids = await own.offloading.list_unused(before=before)
+    async with open_store(overrides, tenant=tenant) as store:
+        store.offloading.get_storage()
+        ids = await store.offloading.list_unused(before=now() - unused_days * DAY_MICROSECONDS)
         slots = asyncio.Semaphore(CONCURRENT_MOVES)
 
         async def move(conversation_id: str) -> None:
             async with slots:
                 try:
-                    result = await own.offloading.offload(conversation_id)
+                    result = await store.offloading.offload(conversation_id)
                 except IntegrityViolation:
                     changed.append(conversation_id)
                 else:

@@ -90,6 +90,7 @@ async def open_engine_from_settings(
     with use_spec_cache(SpecCacheFile(paths.get_spec_cache_path())):
         async with open_engine(
             resolve_database_url(settings),
+            tenant=settings.tenant,
             settings=settings,
             agent=settings.agent,
             vault=settings.vault,

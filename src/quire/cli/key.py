@@ -8,7 +8,6 @@ import typer
 
 from quire.cli.common import Limit, SetOptions, TenantOption, command, create_group, open_store
 from quire.cli.output import Result, Verbatim, format_local_time, make_table, make_text, print_note
-from quire.rows import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,7 +29,7 @@ async def create(
         list[str],
         typer.Option(metavar="SCOPE", help="A scope: read, write, chat, approve, admin or scim. Repeatable."),
     ],
-    tenant: TenantOption = DEFAULT_TENANT,
+    tenant: TenantOption = None,
     expires: Annotated[
         str | None,
         typer.Option(metavar="PERIOD", help="Validity: 12h, 90d, 4w. Default: until revoked.", show_default=False),
@@ -66,8 +65,8 @@ async def create(
         if not 0 < seconds <= _MAX_PERIOD_SECONDS:
             raise typer.BadParameter("use hours, days or weeks, such as 12h, 90d or 4w.")
         expires_at = now() + seconds * 1_000_000
-    async with open_store(overrides) as store:
-        key, secret = await store.for_tenant(tenant).keys.create(
+    async with open_store(overrides, tenant=tenant) as store:
+        key, secret = await store.keys.create(
             name,
             scope,
             expires_at=expires_at,
@@ -76,14 +75,16 @@ async def create(
             models=model or None,
         )
     until = f"until {format_local_time(key.expires_at)}" if key.expires_at is not None else "until revoked"
-    print_note(f"API key {key.name!r} of tenant {tenant}, valid {until}. Copy it now: it cannot be printed again.")
-    document = CreatedTenantKeySchema(tenant=tenant, **dict(CreatedKeySchema.from_secret(key, secret)))
+    print_note(
+        f"API key {key.name!r} of tenant {store.tenant}, valid {until}. Copy it now: it cannot be printed again."
+    )
+    document = CreatedTenantKeySchema(tenant=store.tenant, **dict(CreatedKeySchema.from_secret(key, secret)))
     # Without a table, which would wrap the key on a narrow terminal.
     return Result(document, lambda _: [Verbatim(secret)])
 
 
 @command(app, "quire key list", name="list")
-async def list_(*, tenant: TenantOption = DEFAULT_TENANT, limit: Limit = 50, overrides: SetOptions = None) -> Result:
+async def list_(*, tenant: TenantOption = None, limit: Limit = 50, overrides: SetOptions = None) -> Result:
     """List a tenant's API keys without their secrets, the newest first, and what was spent with them.
 
     The keys of ended runs (`quire run`) are not listed.
@@ -94,16 +95,15 @@ async def list_(*, tenant: TenantOption = DEFAULT_TENANT, limit: Limit = 50, ove
     from quire.schemas.records import KeyListSchema, KeySchema
     from quire.settings.schema import tenant_quota_for
 
-    async with open_store(overrides) as store:
-        own = store.for_tenant(tenant)
-        spending, keys, last = await own.spending.sum_by_key(), list[ApiKey](), None
-        while len(keys) < limit and (page := await own.keys.list(limit=limit, before=last)):
+    async with open_store(overrides, tenant=tenant) as store:
+        spending, keys, last = await store.spending.sum_by_key(), list[ApiKey](), None
+        while len(keys) < limit and (page := await store.keys.list(limit=limit, before=last)):
             keys += [each for each in page if each.revoked_at is None or not each.name.startswith(RUN_KEY_PREFIX)]
             last = page[-1]
     document = KeyListSchema(
-        tenant=tenant,
+        tenant=store.tenant,
         spent_usd=sum(spending.values()),
-        max_spend=tenant_quota_for(load_cli_settings(overrides).settings, tenant).max_spend,
+        max_spend=tenant_quota_for(load_cli_settings(overrides).settings, store.tenant).max_spend,
         keys=[KeySchema.from_record(each, spent_usd=spending.get(each.id, 0.0)) for each in keys[:limit]],
     )
     return Result(document, lambda _: _draw_keys(document))
@@ -154,14 +154,13 @@ def _format_spending(spent: float, cap: float | None) -> str | None:
 async def revoke(
     key: Annotated[str, typer.Argument(metavar="ID", help="The key's ID, as `list` prints it.")],
     *,
-    tenant: TenantOption = DEFAULT_TENANT,
+    tenant: TenantOption = None,
     overrides: SetOptions = None,
 ) -> Result:
     """Revoke an API key. A running server rejects it within ten seconds."""
     from quire.schemas.records import KeySchema, TenantKeySchema
 
-    async with open_store(overrides) as store:
-        own = store.for_tenant(tenant)
-        revoked, spending = await own.keys.revoke(key), await own.spending.sum_by_key()
+    async with open_store(overrides, tenant=tenant) as store:
+        revoked, spending = await store.keys.revoke(key), await store.spending.sum_by_key()
     schema = KeySchema.from_record(revoked, spent_usd=spending.get(key, 0.0))
-    return Result(TenantKeySchema(tenant=tenant, **dict(schema)), f"Revoked {revoked.id} ({revoked.name}).")
+    return Result(TenantKeySchema(tenant=store.tenant, **dict(schema)), f"Revoked {revoked.id} ({revoked.name}).")

@@ -31,7 +31,6 @@ from quire.cli.output import (
     show_progress,
 )
 from quire.errors import InvalidRequest, MissingExtra, StoreError
-from quire.rows import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -88,7 +87,7 @@ def _draw_tenants(document: "TenantListSchema") -> "Iterable[RenderableType]":
 async def export(
     file: Annotated[Path, typer.Argument(help="The archive to write, compressed with gzip.")],
     *,
-    tenant: TenantOption = DEFAULT_TENANT,
+    tenant: TenantOption = None,
     force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
     overrides: SetOptions = None,
 ) -> Result:
@@ -102,23 +101,23 @@ async def export(
     if file.exists() and not force:
         raise InvalidRequest(f"{file} already exists. Choose another name, or overwrite it with --force.")
     part = file.with_name(f"{file.name}.part")
-    async with open_store(overrides) as store:
+    async with open_store(overrides, tenant=tenant) as store:
         try:
             with show_progress("Exporting"), gzip.open(part, "wt", COMPRESSION_LEVEL, encoding="utf-8") as stream:
-                archive = await store.for_tenant(tenant).lagging().export_tenant(stream.write)
+                archive = await store.lagging().export_tenant(stream.write)
             part.replace(file)
         finally:
             part.unlink(missing_ok=True)
     document = TenantArchiveSchema(file=str(file), **archive._asdict())
     conversations = pluralize(document.conversations, "conversation")
-    return Result(document, f"Exported {conversations} of {tenant} with {document.rows:,} rows to {file}.")
+    return Result(document, f"Exported {conversations} of {store.tenant} with {document.rows:,} rows to {file}.")
 
 
 @command(app, "quire tenant import tenant.jsonl.gz --tenant observatory", name="import")
 async def import_(
     file: Annotated[Path, typer.Argument(help="An archive from `quire tenant export`.", exists=True, dir_okay=False)],
     *,
-    tenant: TenantOption = DEFAULT_TENANT,
+    tenant: TenantOption = None,
     overrides: SetOptions = None,
 ) -> Result:
     """Import an archive as a new tenant, all of it or nothing, and verify every digest.
@@ -127,27 +126,28 @@ async def import_(
     """
     from quire.schemas.records import TenantArchiveSchema
 
-    async with open_store(overrides) as store:
-        own = store.for_tenant(tenant)
+    async with open_store(overrides, tenant=tenant) as store:
         with show_progress("Importing"), gzip.open(file, "rt", encoding="utf-8") as stream:
             try:
-                archive = await own.import_tenant(stream)
+                archive = await store.import_tenant(stream)
             except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as error:
                 raise InvalidRequest(f"{file} is no complete archive of a tenant: {error}.") from error
         document = TenantArchiveSchema(file=str(file), **archive._asdict())
-        faults = await find_faults(own, await list_conversation_ids(own), with_tenant=True)
+        faults = await find_faults(store, await list_conversation_ids(store), with_tenant=True)
     if document.skipped_keys:
         print_note(f"Left out {pluralize(document.skipped_keys, 'API key')} that another tenant of this database has.")
     if faults:
-        print_note(f"{pluralize(len(faults), 'fault')} found. `quire tenant verify {tenant}` lists them.")
+        print_note(f"{pluralize(len(faults), 'fault')} found. `quire tenant verify {store.tenant}` lists them.")
     conversations = pluralize(document.conversations, "conversation")
-    text = f"Imported {conversations} with {document.rows:,} rows as {tenant}, and verified them."
+    text = f"Imported {conversations} with {document.rows:,} rows as {store.tenant}, and verified them."
     return Result(document, text if not faults else "", exit_code=EXIT_FAILED if faults else 0)
 
 
 @command(app, "quire tenant verify observatory")
 async def verify(
-    tenant: Annotated[str, typer.Argument(help="The tenant to verify.")] = DEFAULT_TENANT,
+    tenant: Annotated[
+        str | None, typer.Argument(help="The tenant to verify. Default: the setting `tenant`.", show_default=False)
+    ] = None,
     *,
     overrides: SetOptions = None,
 ) -> Result:
@@ -157,18 +157,17 @@ async def verify(
     """
     from quire.schemas.records import LocatedFaultSchema, VerifiedTenantSchema
 
-    async with open_store(overrides) as store:
-        own = store.for_tenant(tenant)
-        ids = await list_conversation_ids(own)
-        faults = await find_faults(own, ids, with_tenant=True)
-        for each in await own.audit.verify():
+    async with open_store(overrides, tenant=tenant) as store:
+        ids = await list_conversation_ids(store)
+        faults = await find_faults(store, ids, with_tenant=True)
+        for each in await store.audit.verify():
             faults.append(
                 LocatedFaultSchema(conversation=None, branch=None, seq=each.seq, problem=f"audit: {each.reason}")
             )
-        head = await own.audit.get_head()
-    document = VerifiedTenantSchema(tenant=tenant, conversations=len(ids), audit_entries=head.seq, faults=faults)
+        head = await store.audit.get_head()
+    document = VerifiedTenantSchema(tenant=store.tenant, conversations=len(ids), audit_entries=head.seq, faults=faults)
     entries = pluralize(document.audit_entries, "audit entry")
-    text = f"Verified {pluralize(len(ids), 'conversation')} and {entries} of {tenant}: nothing was changed."
+    text = f"Verified {pluralize(len(ids), 'conversation')} and {entries} of {store.tenant}: nothing was changed."
     return Result(
         document,
         lambda _: draw_faults(faults) if faults else [make_text(text)],

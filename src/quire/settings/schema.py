@@ -11,6 +11,7 @@ from quire.model.base import FrozenModel
 from quire.model.people import UserRole, split_space
 from quire.model.policy import SHARE_PRESETS, ShareName, WireFormatName
 from quire.model.secret_patterns import compile_secret_pattern
+from quire.rows import DEFAULT_TENANT
 
 T = TypeVar("T")
 
@@ -228,6 +229,10 @@ class Settings(FrozenModel):
     database_url: str | None = Field(
         default=None,
         description="Database of the log: sqlite:///path or postgresql://… Default: a file in your data directory.",
+    )
+    tenant: str = Field(
+        default=DEFAULT_TENANT,
+        description="Tenant whose conversations a command reads and writes. A server takes it from the API key.",
     )
     listen_database_url: str | None = Field(
         default=None,

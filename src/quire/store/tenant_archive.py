@@ -42,6 +42,7 @@ from quire.db.schema import (
     turn_leases,
 )
 from quire.errors import ImportFailed
+from quire.index.types import messages_scope
 from quire.log.row_digests import with_row_digest
 from quire.model import BranchState
 
@@ -228,6 +229,7 @@ def _import_lines(connection: Connection, tenant: str, lines: Iterable[str]) -> 
             "with the same version of Quire."
         )
     checksum.update(first.encode())
+    scopes = {messages_scope(header["tenant"]): messages_scope(tenant)}
     for raw in iterator:
         line = raw.rstrip("\n")
         content = json.loads(line)
@@ -238,6 +240,10 @@ def _import_lines(connection: Connection, tenant: str, lines: Iterable[str]) -> 
         checksum.update(line.encode())
         table, names = tables[content["table"]], ("tenant", *content["columns"])
         rows = [(tenant, *map(_decode_value, row)) for row in content["rows"]]
+        if "scope" in table.c:
+            # The scope of a tenant's messages has its name.
+            place = names.index("scope")
+            rows = [(*row[:place], scopes.get(row[place], row[place]), *row[place + 1 :]) for row in rows]
         if table is api_keys:
             keys = [dict(zip(names, row, strict=True)) for row in rows]
             skipped_keys += len(keys) - insert_rows(connection, table, keys, ignore_existing=True)
