@@ -7,16 +7,21 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 
 import psycopg
 import pytest
 
+from infra.builders import export_lines
 from infra.cells import Cells, read_tenant_rows
 from infra.sizes import IS_FULL_SIZE
+from quire.engine import Engine, EngineConfig
+from quire.engine.message_index import index_messages
 from quire.errors import Conflict, InvalidConfiguration, InvalidRequest
 from quire.model import FilePart, Message
 from quire.model.ids import new_id
 from quire.model.people import make_space
+from quire.settings import Settings
 from quire.settings.schema import HOME_CELL
 from quire.store import SqlStore
 from quire.store.tenant_move import FREEZE_SECONDS, TenantMover
@@ -72,6 +77,25 @@ async def test_a_tenant_arrives_whole_and_leaves_nothing(store: SqlStore, cells:
     assert (await own.get_branch("c0")).head_seq == 5
     assert await own.find_cell("harbour") == "b"
     assert await own.verify_tenant() == []
+
+
+async def test_conversations_and_blobs_in_object_storage_move_with_their_tenant(cells: Cells, tmp_path: Path):
+    objects = f"file://{tmp_path}/objects"
+    async with SqlStore.open(cells.home, cells=cells.others, object_storage=objects) as store:
+        own = store.for_tenant("harbour")
+        await fill(own, 2, 4)
+        while await own.usage.count():
+            pass
+        await index_messages(Engine(own, EngineConfig.create(Settings())))
+        before = [await export_lines(own, name) for name in ("c0", "c1")]
+        assert await own.offloading.move_blobs("c1", min_bytes=1) == 1
+        assert await own.offloading.offload("c0") is not None
+        with TenantMover(cells.owner_urls, "harbour") as mover:
+            mover.start("b")
+        assert len(await own.offloading.get_storage().list("harbour")) == 2
+        assert await own.verify_conversation("c0") == []
+        assert [await export_lines(own, name) for name in ("c0", "c1")] == before
+        assert len(await own.offloading.get_storage().list("harbour")) == 1
 
 
 async def test_the_owner_needs_no_right_to_bypass_row_level_security(store: SqlStore, cells: Cells):

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import random
 import shutil
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from quire.store.tenant_archive import unpack_lines
 
 CANARY = "sk-canary-81b2f7d3a9"
 KILLS = 40 if IS_FULL_SIZE else 3
+MOVING_SECONDS = 60 if IS_FULL_SIZE else 2
 CHART = b"\x00\xff chart" * 20_000
 
 
@@ -388,6 +390,37 @@ async def test_two_processes_restore_at_once(store: SqlStore, database_url: str,
         for _ in range(3):
             assert await store.offloading.offload("tides") is not None
             assert await asyncio.gather(export(store), export(other)) == [before, before]
+    assert list_objects(folder) == []
+
+
+@pytest.mark.every_database
+async def test_messages_that_come_while_a_conversation_moves_are_stored(
+    store: SqlStore, database_url: str, folder: Path
+):
+    await fill(store)
+    await fill(store, "mill")
+    stored, moves, is_done = dict.fromkeys(("tides", "mill"), len(await store.read_range("tides"))), 0, False
+
+    async def write(name: str, own: SqlStore) -> None:
+        while not is_done:
+            await own.append(name, Message.user("And now?"), Message.assistant("High."))
+            stored[name] += 2
+            assert len(await own.read_range(name)) >= stored[name] - 2
+            await asyncio.sleep(random.uniform(0, 0.4))
+
+    async with SqlStore.open(database_url, object_storage=f"file://{folder}") as other:
+        writers = [asyncio.create_task(write(*each)) for each in (("tides", other), ("mill", other), ("mill", store))]
+        ends = time.monotonic() + MOVING_SECONDS
+        while time.monotonic() < ends:
+            await finish_background_work(store)
+            moves += sum([await store.offloading.offload(name) is not None for name in stored])
+        is_done = True
+        await asyncio.gather(*writers)
+    assert moves > 0
+    for name, count in stored.items():
+        assert len(await store.read_range(name)) == count
+        assert await store.verify_conversation(name) == []
+    await store.offloading.collect()
     assert list_objects(folder) == []
 
 
