@@ -135,6 +135,8 @@ NOT_RUN: dict[str, str] = {
         AGENT_CONTEXT,
     ),
     "quire serve --workers 2": DATABASE_SERVER,
+    "quire serve --workers 2 --log-format json": DATABASE_SERVER,
+    "quire db upgrade --role quire_app": DATABASE_SERVER,
     "mcp-publisher publish": "publishes; the release workflow writes the entry that it sends",
     "pip install quire-core": INSTALLATION,
     "pip install 'quire[postgres]'": INSTALLATION,

@@ -25,6 +25,19 @@ def test_a_database_is_upgraded_once(tmp_path: Path):
 
 
 @pytest.mark.every_postgres
+def test_a_role_that_does_not_exist_is_named_with_the_command_that_creates_it(admin_url: str):
+    code, output = invoke_db("db", "upgrade", admin_url, "--role", "nobody")
+    assert code == 1
+    assert "PostgreSQL has no role 'nobody'; create it with `createuser nobody`." in " ".join(output.split())
+
+
+def test_sqlite_has_no_roles(tmp_path: Path):
+    code, output = invoke_db("db", "upgrade", f"sqlite:///{tmp_path}/quire.db", "--role", "quire_app")
+    assert code == 1
+    assert "SQLite has no roles" in output
+
+
+@pytest.mark.every_postgres
 def test_a_role_is_let_in(admin_url: str):
     code, output = invoke_db("db", "upgrade", admin_url, "--role", "quire_app")
     assert (code, output.splitlines()[-1]) == (0, "Granted the role quire_app access to the log.")

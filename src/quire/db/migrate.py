@@ -17,7 +17,7 @@ from sqlalchemy import Connection, create_engine, inspect, text
 from quire.db.database import map_database_errors
 from quire.db.database_url import create_private_files, parse_database_url
 from quire.db.pgvector import enable_pgvector
-from quire.errors import SchemaOutdated, StoreBusy
+from quire.errors import InvalidConfiguration, SchemaOutdated, StoreBusy
 
 SCHEMA_VERSION = "0013"
 OLDEST_READER = "0001"
@@ -203,6 +203,10 @@ def grant_access(url: str, role: str) -> None:
     No rights on partitions: the role reaches them only through their table, where row-level security applies.
     """
     with connect(url) as connection:
+        if connection.dialect.name == "sqlite":
+            raise InvalidConfiguration(f"SQLite has no roles, so {role!r} cannot be granted access; leave it out.")
+        if not connection.scalar(text("SELECT 1 FROM pg_roles WHERE rolname = :role"), {"role": role}):
+            raise InvalidConfiguration(f"PostgreSQL has no role {role!r}; create it with `createuser {role}`.")
         name = connection.dialect.identifier_preparer.quote(role)
         tables = ", ".join(f"quire_{table}" for table in _TENANT_TABLES)
         statements = [
