@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from quire.concurrency.worker_threads import run_in_worker, run_sized
 from quire.engine.embeddings import embed_query
 from quire.engine.message_index import index_inline
-from quire.engine.runtime import CachedIndex, RecalledKey
+from quire.engine.runtime import MAX_CONVERSATION_RECALLED_BYTES, CachedIndex, SegmentVersion, measure_recalled
 from quire.engine.state import EngineState
 from quire.errors import StaleSegment, UnreadableSegment
 from quire.index.types import SegmentRef
@@ -189,42 +189,56 @@ class Recall:
             read_tokens += tokens
             remaining -= tokens if tokens < budget else 0
             chosen.append(each)
-        keys = self._make_keys(window.branch, refs, [each.seq for each in chosen])
-        cache = self._engine.runtime.indexes.recalled
-        known = {seq: found for seq, key in keys.items() if (found := cache.get(key)) is not None}
+        return await self._make_candidates(window.branch, refs, chosen, question)
+
+    async def _make_candidates(
+        self, branch: Branch, refs: Sequence[SegmentRef], chosen: Sequence["RankedMessage"], question: str
+    ) -> tuple[RecallCandidate, ...]:
+        """The candidates of these messages. Short ones that earlier requests recalled are neither read nor rendered
+        again, while no row of their segment has changed."""
+        cache, counter = self._engine.runtime.indexes.recalled, self._engine.message_counter.token_counter
+        key = (self._engine.store.tenant, branch.conversation, branch.number, counter.name)
+        by_place = {(ref.branch, ref.segment): ref for ref in refs}
+        ranges = list(branch.split_ranges())
+
+        def find_version(seq: int) -> SegmentVersion | None:
+            owner = next(each.branch for each in ranges if each.first <= seq)
+            ref = by_place.get((owner, (seq - 1) // ENTRIES_PER_SEGMENT))
+            return (ref.number, ref.erasures) if ref is not None else None
+
+        cached = cache.get(key, {})
+        known: dict[int, RecallCandidate] = {}
+        for each in chosen:
+            found = cached.get(each.seq)
+            if found is not None and found[0] == find_version(each.seq):
+                known[each.seq] = found[1]
         unread = [each.seq for each in chosen if each.seq not in known]
         entries: list[Entry] = []
         if unread:
-            conversation, number = window.branch.conversation, window.branch.number
-            entries = await self._engine.store.get_entries(conversation, unread, branch=number)
+            entries = await self._engine.store.get_entries(branch.conversation, unread, branch=branch.number)
         by_seq = {entry.seq: entry for entry in entries if entry.purged_at is None}
-        counter = self._engine.message_counter.token_counter
 
         def make_candidates() -> tuple[RecallCandidate, ...]:
             candidates: list[RecallCandidate] = []
             for each in chosen:
-                candidate, score = known.get(each.seq), round(each.score, 4)
-                if candidate is None and (entry := by_seq.get(each.seq)) is not None:
-                    candidate = make_candidate(entry, score, query=question, counter=counter)
-                if candidate is not None:
-                    candidates.append(candidate._replace(score=score))
+                score = round(each.score, 4)
+                if (candidate := known.get(each.seq)) is not None:
+                    candidates.append(RecallCandidate(candidate.entry, score, None, candidate.whole))
+                elif (entry := by_seq.get(each.seq)) is not None:
+                    candidates.append(make_candidate(entry, score, query=question, counter=counter))
             return tuple(candidates)
 
         candidates = await run_sized(sum(len(entry.raw) for entry in entries), make_candidates)
-        cache.update((keys[seq], each) for each in candidates if each.whole and (seq := each.entry.seq) in keys)
+        new = {
+            each.entry.seq: (version, each)
+            for each in candidates
+            if each.whole and each.entry.seq in by_seq and (version := find_version(each.entry.seq)) is not None
+        }
+        if new:
+            # Without the older ones if all do not fit.
+            both = {**cached, **new}
+            cache[key] = both if measure_recalled(both) <= MAX_CONVERSATION_RECALLED_BYTES else new
         return candidates
-
-    def _make_keys(self, branch: Branch, refs: Sequence[SegmentRef], seqs: Sequence[int]) -> dict[int, RecalledKey]:
-        """Keys in the cache of those messages that are in segments, by number."""
-        tenant, counter = self._engine.store.tenant, self._engine.message_counter.token_counter.name
-        by_place = {(ref.branch, ref.segment): ref for ref in refs}
-        ranges, keys = list(branch.split_ranges()), dict[int, RecalledKey]()
-        for seq in seqs:
-            owner = next(each.branch for each in ranges if each.first <= seq)
-            ref = by_place.get((owner, (seq - 1) // ENTRIES_PER_SEGMENT))
-            if ref is not None:
-                keys[seq] = RecalledKey(tenant, branch.conversation, owner, seq, ref.number, ref.erasures, counter)
-        return keys
 
     async def _rank(
         self,

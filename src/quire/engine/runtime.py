@@ -55,6 +55,8 @@ MAX_RECALL_INDEX_BYTES = 256_000_000
 """Bytes of cached recall indexes; a message takes about 900."""
 MAX_RECALLED_BYTES = 32_000_000
 """Bytes of cached messages that were recalled, which the next requests of their conversations often recall again."""
+MAX_CONVERSATION_RECALLED_BYTES = 2_000_000
+"""Bytes of these that one branch keeps from earlier requests."""
 MAX_CATALOG_BYTES = 2_000_000_000
 """Bytes of the cached message catalogs of all tenants; a message takes about 120. One tenant of ten million messages
 and many small ones fit, so that these do not drop what takes the first search half a minute to read."""
@@ -88,19 +90,10 @@ class CachedIndex(NamedTuple):
         return self.merged.nbytes + sum(segment.nbytes for segment in self.segments)
 
 
-class RecalledKey(NamedTuple):
-    """A message in a segment of the message index, which is as it was while no row of the segment has changed."""
-
-    tenant: str
-    conversation: str
-    branch: int
-    seq: int
-    segment: int
-    """Number of the segment among the tenant's."""
-    erasures: int
-    """Number of changes to rows of the segment."""
-    counter: str
-    """Name of the counter of its tokens."""
+SegmentVersion = tuple[int, int]
+"""Number of a segment of the message index, and of the changes to its rows: while it is the same, its messages are."""
+RecalledMessages = dict[int, tuple[SegmentVersion, RecallCandidate]]
+"""Short messages of a branch that were recalled, by their number; each with the version of its segment."""
 
 
 class CatalogCache:
@@ -148,17 +141,17 @@ class IndexCaches:
         self.recall_indexes: LRUCache[tuple[str, str, int, str | None], CachedIndex] = LRUCache(
             MAX_RECALL_INDEX_BYTES, getsizeof=_measure_index
         )
-        self.recalled: TTLCache[RecalledKey, RecallCandidate] = TTLCache(
-            MAX_RECALLED_BYTES, IDLE_CONVERSATION_SECONDS, getsizeof=_measure_recalled
+        self.recalled: TTLCache[tuple[str, str, int, str], RecalledMessages] = TTLCache(
+            MAX_RECALLED_BYTES, IDLE_CONVERSATION_SECONDS, getsizeof=measure_recalled
         )
-        """Short messages that were recalled, with their lines."""
+        """By tenant, conversation, branch, and name of the counter of their tokens."""
 
     def clear(self, is_affected: TenantFilter) -> None:
         """Drops what was read from the log of these tenants."""
         self.catalogs.clear(is_affected)
         for key in [each for each in self.recall_indexes if is_affected(each[0])]:
             del self.recall_indexes[key]
-        for key in [each for each in self.recalled if is_affected(each.tenant)]:
+        for key in [each for each in self.recalled if is_affected(each[0])]:
             self.recalled.pop(key, None)
 
 
@@ -314,8 +307,9 @@ def _measure_window(window: Window) -> int:
     return ENTRY_BYTES * (1 + len(window.loaded)) + sum([len(entry.raw) for entry in window.loaded])
 
 
-def _measure_recalled(candidate: RecallCandidate) -> int:
-    return ENTRY_BYTES + 2 * len(candidate.entry.raw)
+def measure_recalled(recalled: RecalledMessages) -> int:
+    """Bytes of recalled messages in the cache: each has its text as JSON and as a line."""
+    return sum([ENTRY_BYTES + 2 * len(candidate.entry.raw) for _, candidate in recalled.values()])
 
 
 def _measure_index(cached: CachedIndex) -> int:

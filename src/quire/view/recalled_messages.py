@@ -144,7 +144,10 @@ def fit_candidates(
     block_tokens = available_tokens = max_tokens - _LABEL_TOKENS
     selected: list[FittedCandidate] = []
     days: set[str] = set()
-    pending = [(candidate._replace(excerpt_ranges=None), candidate.excerpt_ranges) for candidate in candidates]
+    pending = [
+        (each if each.excerpt_ranges is None else each._replace(excerpt_ranges=None), each.excerpt_ranges)
+        for each in candidates
+    ]
     crowded_out: list[tuple[RecallCandidate, None]] = []
     for candidate, excerpt_ranges in chain(pending, crowded_out):
         if available_tokens < _MIN_MESSAGE_TOKENS:
