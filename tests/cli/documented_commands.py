@@ -66,6 +66,7 @@ NOT_RUN: dict[str, str] = {
     "createuser --host db quire_app": DATABASE_SERVER,
     "createdb --host db --owner owner quire": DATABASE_SERVER,
     "export ANTHROPIC_BASE_URL=https://quire.example.org": "sets a variable",
+    "export QUIRE_TENANT=acme": "sets a variable",
     "createdb quire_again": DATABASE_SERVER,
     "quire db upgrade postgresql://owner@db/quire --role quire_app": DATABASE_SERVER,
     "quire db upgrade postgresql://owner@host/quire --role quire_app": DATABASE_SERVER,

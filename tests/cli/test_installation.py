@@ -44,6 +44,7 @@ SMOKE_PROGRAMS = {
     "llm": "from quire.llm import get_model; get_model('gpt-4o', base_url='http://127.0.0.1:9/v1', api_key='none')",
     "mcp": "import quire.agent.mcp.servers, quire.mcp_server.server",
     "models": "from genai_prices.data_snapshot import get_snapshot; get_snapshot()",
+    "object-storage": "from quire.objects import ObjectStorage; ObjectStorage('memory:///')",
     "openai-agents": "from quire.adapters.openai_agents import QuireSession",
     "postgres": "import psycopg, quire.db.postgres",
     "pydantic-ai": "from quire.adapters.pydantic_ai import QuireCapability",
