@@ -1,6 +1,6 @@
 """The synchronous API: blocking wrappers with the same methods, for programs without an event loop.
 
-While the engine is open, an event loop runs in its own thread; each call runs there and waits for the result.
+While the engine is open, an event loop runs in its own thread. Each call runs there and waits for the result.
 """
 
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
@@ -151,7 +151,7 @@ class SyncConversation:
         max_cost: float | None = None,
         model: Model | None = None,
     ) -> TurnResult:
-        """Runs a turn to its answer, as `quire.Conversation.send` does. Ctrl-C stops it; what has arrived of the reply
+        """Runs a turn to its answer, as `quire.Conversation.send` does. Ctrl-C stops it. What has arrived of the reply
         is recorded."""
         return self._loop.run(
             self._conversation.send(

@@ -97,7 +97,7 @@ def _to_entry(row: Mapping[Any, Any]) -> AuditEntry:
 
 
 def get_audit_head(connection: Connection, tenant: str) -> AuditHead:
-    """Number and digest of the last entry; 0 if there is none."""
+    """Number and digest of the last entry, or 0 if there is none."""
     query = select(audit_heads.c.seq, audit_heads.c.digest).where(audit_heads.c.tenant == tenant)
     row = connection.execute(query).first()
     return AuditHead(row.seq, bytes(row.digest)) if row is not None else AuditHead(0, FIRST_DIGEST)
@@ -105,7 +105,7 @@ def get_audit_head(connection: Connection, tenant: str) -> AuditHead:
 
 @verify_values()
 def verify_audit(connection: Connection, tenant: str) -> list[AuditFault]:
-    """Computes the chain again; returns the first entry at which it breaks, if there is one."""
+    """Computes the chain again. Returns the first entry at which it breaks, if there is one."""
     expected, digest = 0, FIRST_DIGEST
     while batch := list_audit(connection, tenant, after=expected, limit=VERIFICATION_BATCH_SIZE):
         for entry in batch:
@@ -124,7 +124,7 @@ def verify_audit(connection: Connection, tenant: str) -> list[AuditFault]:
 
 
 def claim_audit_export(connection: Connection, tenant: str, *, claim: str, seconds: float) -> int | None:
-    """Claims the sending of the entries after the returned number, for this time; None if another process has it."""
+    """Claims the sending of the entries after the returned number, for this time, or None if another process has it."""
     start = {"tenant": tenant, "seq": 0, "claim": "", "claimed_until": 0}
     connection.execute(insert_or_ignore(connection, audit_exports), start)
     free = (audit_exports.c.tenant == tenant, audit_exports.c.claimed_until <= now())

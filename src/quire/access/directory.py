@@ -61,7 +61,7 @@ class GroupChange(NamedTuple):
 def create_directory_user(
     connection: Connection, tenant: str, resource: Mapping[str, Any], roles_by_group: RolesByGroup
 ) -> DirectoryUser:
-    """Creates a person; one who has signed in before has the same row, and what belongs to it, again."""
+    """Creates a person. One who has signed in before has the same row, and what belongs to it, again."""
     _lock(connection, tenant)
     known = _find_by_subject(connection, tenant, _subject_of(resource))
     user, at = known["id"] if known is not None else new_id(), now()
@@ -163,7 +163,7 @@ def change_directory_group(
     change: Callable[[GroupChange], GroupChange],
     roles_by_group: RolesByGroup,
 ) -> DirectoryGroup:
-    """Replaces a group by what `change` makes of it; who joins or leaves has the roles that follow at once."""
+    """Replaces a group by what `change` makes of it. Who joins or leaves has the roles that follow at once."""
     _lock(connection, tenant)
     row = _find_row(connection, directory_groups, tenant, id)
     if row is None:
@@ -222,7 +222,7 @@ def list_directory_groups(
 def find_provisioned_roles(
     connection: Connection, tenant: str, subject: str, roles_by_group: RolesByGroup
 ) -> frozenset[UserRole] | None:
-    """Roles of the active person with this subject; None if the directory has no such person."""
+    """Roles of the active person with this subject, or None if the directory has no such person."""
     found = _find_by_subject(connection, tenant, subject)
     row = _find_row(connection, directory_users, tenant, found["id"]) if found is not None else None
     if found is None or row is None or not _is_active(row):
@@ -251,7 +251,7 @@ def _lock(connection: Connection, tenant: str) -> None:
 
 
 def _find_row(connection: Connection, table: Table, tenant: str, id: str) -> dict[str, Any] | None:
-    """The row with this id; None also if it was changed outside Quire."""
+    """The row with this id. None also if it was changed outside Quire."""
     row = connection.execute(select(table).where(table.c.tenant == tenant, table.c.id == id)).mappings().first()
     return dict(row) if row is not None and has_row_digest(table, row) else None
 

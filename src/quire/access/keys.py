@@ -1,6 +1,6 @@
 """API keys: create, list, revoke and verify.
 
-The text of a key is `quire_<id>_<secret>`. The id is public; only the digest of the secret is stored, so the text is
+The text of a key is `quire_<id>_<secret>`. The id is public. Only the digest of the secret is stored, so the text is
 available only when the key is created. A slow hash would add no security, because the secret has 256 random bits.
 
 The token buckets of keys in PostgreSQL hold the permits of all servers, so that all share one rate. Their time is the
@@ -39,7 +39,7 @@ _MAX_NAME_CHARS = 200
 MAX_KEY_SPEND_USD = 1e9
 """Maximum spend cap of a key, in US dollars."""
 MAX_MODEL_PATTERNS = 50
-"""Maximum patterns in a key's list of allowed models; each of them is matched with the name of every request."""
+"""Maximum patterns in a key's list of allowed models. Each of them is matched with the name of every request."""
 MAX_MODEL_PATTERN_CHARS = MAX_MODEL_NAME_CHARS
 """Maximum length of one of these patterns."""
 # No secret has this digest; with it an unknown id takes the same time as a known one.
@@ -52,16 +52,16 @@ class ApiKey(NamedTuple):
     name: str
     scopes: frozenset[KeyScope]
     requests_per_minute: int | None
-    """Rate limit of this key; None if the limit of the settings applies."""
+    """Rate limit of this key, or None if the limit of the settings applies."""
     max_spend: float | None
     """Maximum cost of all calls with this key in US dollars."""
     models: tuple[str, ...] | None
-    """Patterns of the models that the key may call, as in `fnmatch`; None for all models."""
+    """Patterns of the models that the key may call, as in `fnmatch`, or None for all models."""
     created_at: int
     expires_at: int | None
     revoked_at: int | None
     created_by: str | None = None
-    """Id of the key that created this one; None for one that the operator created."""
+    """Id of the key that created this one, or None for one that the operator created."""
 
     def is_valid_at(self, time: int) -> bool:
         """Whether the key is neither revoked nor expired at this time."""
@@ -195,7 +195,7 @@ def list_keys(
 
 
 def revoke_key(connection: Connection, tenant: str, id: str) -> ApiKey:
-    """Revokes a key and all keys that were created with it, directly or not. They stay listed; a second call does not
+    """Revokes a key and all keys that were created with it, directly or not. They stay listed. A second call does not
     change the time of revocation."""
     in_tenant, revoked_at = api_keys.c.tenant == tenant, now()
     revoked: dict[str, Mapping[str, Any]] = {}
@@ -292,7 +292,7 @@ class Keys(StorePart):
     revoke = write(revoke_key)
 
     async def verify(self, presented: str) -> ApiKey | None:
-        """The valid key of any tenant with this text; None if there is none, or if it is revoked or expired."""
+        """The valid key of any tenant with this text, or None if there is none, or if it is revoked or expired."""
         id_and_secret = parse_key(presented)
         if id_and_secret is None:
             return None
@@ -307,7 +307,7 @@ class Keys(StorePart):
 
     async def _find_tenant(self, id: str) -> str | None:
         """The tenant of a key, from the cell that has it. The cell that a tenant has left may have a copy of its keys,
-        with the same tenant; whether the key is valid then says the tenant's own cell."""
+        with the same tenant. Whether the key is valid then says the tenant's own cell."""
         if id in self._tenants:
             return self._tenants[id]
         lost: StoreUnavailable | None = None

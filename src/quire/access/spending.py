@@ -1,7 +1,7 @@
 """Spending: costs of model calls by conversation and API key, and the reservations by which spend caps hold.
 
 All state is in the database, so that a cap holds for all nodes together. Before a call that a cap applies to, its
-estimated cost is reserved; the transaction that records the reply replaces the reservation by the actual cost. A call
+estimated cost is reserved. The transaction that records the reply replaces the reservation by the actual cost. A call
 is admitted while what is spent and reserved is below the cap, so only the last admitted call can pass it.
 """
 
@@ -33,7 +33,7 @@ from quire.log.conversations import get_conversation
 from quire.model.ids import new_id, now
 
 SPENDING_SHARDS = 8
-"""Rows that hold the total of one API key; conversations are distributed over them."""
+"""Rows that hold the total of one API key. Conversations are distributed over them."""
 RESERVATION_SECONDS = 3_600
 """Seconds after which a reservation that no process settled no longer counts: its process has died."""
 NO_CONVERSATION = ""
@@ -43,7 +43,7 @@ NO_KEY = ""
 
 
 class SpendCaps(NamedTuple):
-    """Caps in US dollars; None where there is none."""
+    """Caps in US dollars, or None where there is none."""
 
     conversation: float | None = None
     key: float | None = None
@@ -192,7 +192,7 @@ def settle_spend(connection: Connection, tenant: str, reservation: str, cost_usd
 
 
 def add_cost(connection: Connection, tenant: str, conversation: str, cost_usd: float, *, key_id: str = NO_KEY) -> float:
-    """Adds to the cost of the conversation and of the API key; returns the conversation's total."""
+    """Adds to the cost of the conversation and of the API key. Returns the conversation's total."""
     get_conversation(connection, tenant, conversation)
     charge(connection, tenant, conversation, cost_usd, key_id=key_id)
     return get_cost(connection, tenant, conversation)

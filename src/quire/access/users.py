@@ -87,7 +87,7 @@ def confirm_user(
 
 
 def find_user(connection: Connection, tenant: str, id: str) -> User | None:
-    """The person with this id; None also if the row was changed outside Quire, such as its roles."""
+    """The person with this id. None also if the row was changed outside Quire, such as its roles."""
     row = connection.execute(select(users).where(users.c.tenant == tenant, users.c.id == id)).mappings().first()
     return to_user(row) if row is not None and has_row_digest(users, row) else None
 

@@ -75,7 +75,7 @@ class QuireSessionStore:
             self._pending[transcript] = asyncio.ensure_future(self._import_later(transcript))
 
     async def load(self, key: SessionKey) -> list[SessionEntry] | None:
-        """The entries in their order, equal to what was appended; None for an unknown key."""
+        """The entries in their order, equal to what was appended, or None for an unknown key."""
         lines = await self._store.transcripts.load(_to_key(key))
         return None if lines is None else [json.loads(line) for line in lines]
 

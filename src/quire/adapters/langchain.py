@@ -107,7 +107,7 @@ class QuireMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
     def wrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
     ) -> ToolMessage | Command[Any]:
-        """Runs the calls of Quire's history tools; all others are the agent's."""
+        """Runs the calls of Quire's history tools. All others are the agent's."""
         if not _reads_history(request):
             return handler(request)
         return self._run(self._read_history(request, self._get_conversation()))
@@ -120,7 +120,7 @@ class QuireMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
         return await self._run_async(self._read_history(request, self._get_conversation()))
 
     async def _fit(self, request: ModelRequest[Any], conversation: str) -> tuple[FrameworkRequest, ModelRequest[Any]]:
-        """Stores the new messages, and builds the request with those that fit; returns it in both forms."""
+        """Stores the new messages, and builds the request with those that fit. Returns it in both forms."""
         history = self._conversions.convert(conversation, request.messages)
         match = await store_messages(self._engine, conversation, history)
         engine = adapt_engine(self._engine, offers_history_tools=True)

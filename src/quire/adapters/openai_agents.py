@@ -58,7 +58,7 @@ class QuireSession:
     """A session whose items are messages of one conversation, which has the session's id.
 
     Give it to `Runner.run(session=…)`, and its `filter_input` to `RunConfig(call_model_input_filter=…)`. One run at a
-    time uses a session object; the log itself takes concurrent writers.
+    time uses a session object. The log itself takes concurrent writers.
     """
 
     def __init__(self, session_id: str, engine: Engine, *, session_settings: SessionSettings | None = None) -> None:
@@ -119,7 +119,7 @@ class QuireSession:
         self._stored_ahead.clear()
 
     async def run_compaction(self, args: OpenAIResponsesCompactionArgs | None = None) -> None:
-        """Compacts what later requests send; the items stay. Without `force`, only above the background threshold."""
+        """Compacts what later requests send. The items stay. Without `force`, only above the background threshold."""
         branch = await self._open_branch()
         if args is None or args.get("force"):
             await branch.compact()

@@ -20,9 +20,9 @@ from quire.model.base import lazy_property
 QUOTE_WORDS = 8
 """Words in a row that a reply must share with an earlier message to count as a quote of it: fewer are often chance."""
 MAX_INDEXED_RUNS = 2_000_000
-"""Runs of words of one conversation that quotes are looked up in; a run takes about 100 bytes."""
+"""Runs of words of one conversation that quotes are looked up in. A run takes about 100 bytes."""
 MAX_OTHER_SOURCES = 7
-"""Further messages with the same words; any of them in view serves the need."""
+"""Further messages with the same words. Any of them in view serves the need."""
 MAX_INDEXED_WORDS = 20_000
 """Words of one message that are searched for quotes."""
 MAX_READ_MESSAGES = 50

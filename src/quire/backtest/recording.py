@@ -48,7 +48,7 @@ class RecordedStep:
     after: tuple[Entry, ...] = ()
     """Entries that follow the reply without a request: an import may divide one reply into several messages."""
     manifest: Manifest | None
-    """Of the request as it was sent; None for imported conversations."""
+    """Of the request as it was sent, or None for imported conversations."""
     starts_turn: bool
 
 
@@ -62,7 +62,7 @@ class Recording:
     head: int
     has_manifests: bool
     offers_history_tools: bool | None
-    """Whether its requests offered the history tools after a compaction; None if no request shows it."""
+    """Whether its requests offered the history tools after a compaction, or None if no request shows it."""
     summaries: dict[int, Compaction]
     """Compactions whose summary a model wrote, by the last entry that they cover."""
 

@@ -23,7 +23,7 @@ CONFIDENCE = 0.95
 class Estimate(NamedTuple):
     value: float
     half_width: float | None = None
-    """Half of the confidence interval; None if every conversation was simulated, or only one."""
+    """Half of the confidence interval, or None if every conversation was simulated, or only one."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class RatioEstimator:
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     def estimate(self, *, is_sample: bool) -> Estimate | None:
-        """The ratio; None if the denominator is 0, such as regret where no reply needed anything."""
+        """The ratio, or None if the denominator is 0, such as regret where no reply needed anything."""
         if not self.denominator:
             return None
         ratio = self.numerator / self.denominator

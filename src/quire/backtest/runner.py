@@ -1,7 +1,7 @@
 """Runs a backtest, whole or in shards which jobs of several workers simulate.
 
 Conversation after conversation is simulated with all variants step by step, so that each entry is read once. For
-shards, a selection is split, and the reports are merged. The store has what to simulate and the merged report; a job
+shards, a selection is split, and the reports are merged. The store has what to simulate and the merged report. A job
 has ids alone. A shard that is repeated counts once.
 """
 
@@ -33,7 +33,7 @@ from quire.view.budget import Calibration
 MAX_CONVERSATIONS = 10_000
 """Conversations of one backtest."""
 MAX_SHARDS = 100
-"""Shards of one backtest; few conversations are a shard each."""
+"""Shards of one backtest. Few conversations are a shard each."""
 MAX_SHARD_ATTEMPTS = 5
 """Starts of a shard before its backtest fails: a shard that ends its worker must not do so for ever."""
 PROGRESS_SECONDS = 1.0

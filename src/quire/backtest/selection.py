@@ -71,7 +71,7 @@ async def select_conversations(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacktestVariant:
-    """Settings that replace the settings of the engine; None leaves a setting as it is."""
+    """Settings that replace the settings of the engine. None leaves a setting as it is."""
 
     name: str
     strategy: str

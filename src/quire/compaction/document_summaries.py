@@ -32,7 +32,7 @@ _NON_PROSE = re.compile(r"[|>]|[-*+]\s|\d+[.)]\s|!\[|\[!|\[[^\]]*\]:\s|[-=*_]{3,
 
 
 async def summarize_document(text: str, *, model: Model | None, max_chars: int = MAX_SUMMARY_CHARS) -> str:
-    """Summarizes a document on one line of at most `max_chars` characters; empty only if it has no words."""
+    """Summarizes a document on one line of at most `max_chars` characters. Empty only if it has no words."""
     first = extract_first_paragraph(text)
     if MIN_PARAGRAPH_CHARS <= len(first) <= max_chars:
         return first
@@ -55,7 +55,7 @@ def extract_first_paragraph(text: str) -> str:
 
 
 def extract_leading_sentences(text: str, max_chars: int) -> str:
-    """Leading sentences that fit; the leading words if the document has no prose."""
+    """Leading sentences that fit. The leading words if the document has no prose."""
     paragraphs = list(_iter_paragraphs(text))
     words = collapse_whitespace(
         " ".join(paragraphs) if paragraphs else re.sub(r"[#|>*`=]+", " ", _strip_front_matter(text))

@@ -1,6 +1,6 @@
 """Executes a compaction plan: writes the summary and appends one entry to the log.
 
-The model writes the summary; if that fails, the fallback extracts it. Single messages that are too large to stay whole
+The model writes the summary. If that fails, the fallback extracts it. Single messages that are too large to stay whole
 get summaries too, stored with their truncations, so that they replay: the view shows the beginning and the end of such
 a message, and the summary between them. The single append is the only change to the log.
 Optimistic concurrency: if another compaction was appended first, this one is refused and nothing changes.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SHORT_SUMMARY_TOKENS = 300
 """Tokens of the short level of a summary. A summary of up to twice as many has no short level."""
 MAX_MESSAGE_SUMMARIES = 4
-"""Messages that one compaction summarizes; the others are excerpted."""
+"""Messages that one compaction summarizes. The others are excerpted."""
 MIN_SUMMARIZED_CHARS = 400
 """Limit in characters below which a message is excerpted: there is no room for a summary."""
 SUMMARY_CHARS_SHARE = 0.5
@@ -90,7 +90,7 @@ async def execute_compaction(
     on_failure: Callable[[SummaryFailed], None],
     on_usage: Callable[[Usage, str | None], None],
 ) -> Entry | None:
-    """Appends the compaction and returns its entry; None if another compaction was first.
+    """Appends the compaction and returns its entry, or None if another compaction was first.
 
     `on_usage` gets the tokens and the model of a written summary, which are billed in both cases. The entry has the
     cost of all attempts.

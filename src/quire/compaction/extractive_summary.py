@@ -59,7 +59,7 @@ def extract_summary(
     counter: TokenCounter,
     instructions: str | None = None,
 ) -> str:
-    """Selects the best lines within `max_tokens`; empty if not even one fits."""
+    """Selects the best lines within `max_tokens`. Empty if not even one fits."""
     messages = [(entry.seq, remove_boilerplate(entry.message)) for entry in entries if entry.kind == "message"]
     scorer = LineScorer(instructions)
     required, lines = _parse_previous(previous or "", scorer)
@@ -112,7 +112,7 @@ def extract_summary(
 
 
 def shorten_summary(summary: str, *, max_tokens: int, counter: TokenCounter) -> str | None:
-    """The best lines of a summary within `max_tokens`, with another heading; None if it is at most twice as long."""
+    """The best lines of a summary within `max_tokens`, with another heading, or None if it is at most twice as long."""
     if counter.count(summary) <= 2 * max_tokens:
         return None
     text = extract_summary((), previous=summary, max_tokens=max_tokens, counter=counter)
@@ -247,7 +247,7 @@ def _format_values(line: ScoredLine) -> str:
 
 
 def _expand_merged_line(line: str) -> list[str] | None:
-    """Expands lines with one template that were merged; None for any other line."""
+    """Expands lines with one template that were merged, or None for any other line."""
     head, gap, rest = line.rpartition(ELLIPSIS)
     tail, colon, items = rest.partition(": ")
     if not gap or not colon:

@@ -1,7 +1,7 @@
 """Text of a hand-over: sections of task, state, decisions, open ends, last turns and where to read more.
 
 Pure and deterministic: the same messages give the same text, which never exceeds its tokens. Lines of messages are
-extracted and cite them; a summary by a model takes the place of state and decisions.
+extracted and cite them. A summary by a model takes the place of state and decisions.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ MAX_SEARCHED_CHARS = 20_000
 """Characters of each of these messages that are searched."""
 MAX_DECISIONS, MAX_OPEN_ENDS = 40, 12
 MAX_CHARS_PER_TOKEN = 8
-"""Characters for each token of a budget that a quoted text may have at most; a token of prose has about four."""
+"""Characters for each token of a budget that a quoted text may have at most. A token of prose has about four."""
 MAX_TITLE_CHARS = 200
 """Characters of the title, the project and the other names in the header."""
 
@@ -188,7 +188,7 @@ def find_request(entry: Entry) -> str:
 
 
 def _write_message(entry: Entry, max_tokens: int, counter: TokenCounter) -> str | None:
-    """The message, shortened if it has more than `max_tokens`; None if not even its header fits."""
+    """The message, shortened if it has more than `max_tokens`, or None if not even its header fits."""
     message = to_transcript_message(entry)
     text = escape_citations(message.text)
 

@@ -1,7 +1,7 @@
 """Splits messages into single lines and scores them by what people miss after a compaction.
 
 Identifiers, numbers, paths, addresses and names weigh most, then decisions, requests, and keywords of the user's
-instructions. Words are scored by their form alone, each once; the time is linear in the length of the text.
+instructions. Words are scored by their form alone, each once. The time is linear in the length of the text.
 """
 
 import re
@@ -79,7 +79,7 @@ class ScoredLine:
     values: dict[str, float]
     """Values in the line, and their weights."""
     template: str
-    """The line with an ellipsis for each value; empty if it cannot be restored from them."""
+    """The line with an ellipsis for each value. Empty if it cannot be restored from them."""
     template_values: tuple[str, ...]
     decision_weight: float = 0.0
     """2 for a line with a word of a decision, 1 for an obligation, else 0."""

@@ -1,7 +1,7 @@
 """Facts of removed messages that a summary does not have: names, numbers, paths, commands and decisions. Pure.
 
 Each line of the removed messages is scored by `LineScorer`. A value is lost if neither the summary nor a message that
-remains has it; a decision is lost if no line there has most of its words. What can be read again is no fact: a long
+remains has it. A decision is lost if no line there has most of its words. What can be read again is no fact: a long
 result of a tool, such as a file. The time is linear in the length of the texts, and the result is bounded.
 """
 

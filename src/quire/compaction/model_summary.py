@@ -153,7 +153,7 @@ class ModelSummary:
     """Citations that were removed because they cite no known entry."""
     calls: int
     usage: Usage | None
-    """Tokens of all calls; None if the provider reported none."""
+    """Tokens of all calls, or None if the provider reported none."""
     model: str
     excerpted_seqs: tuple[int, ...]
     """Messages that were sent to the summarizer only as excerpts."""
@@ -164,7 +164,7 @@ class SummaryCallPlan(NamedTuple):
 
     chunks: tuple[TranscriptChunk, ...]
     previous: str | None
-    """The summary so far, as the first call gets it; None if there is none, or if it is part of the chunks."""
+    """The summary so far, as the first call gets it, or None if there is none, or if it is part of the chunks."""
 
 
 def plan_calls(
@@ -320,7 +320,7 @@ _MIN_ECHO_CHARS, _MAX_ECHO_SHARE = 400, 0.8
 def validate_summary(
     reply: Reply, *, max_tokens: int, transcript: Sequence[TranscriptMessage], counter: TokenCounter
 ) -> str:
-    """Returns the summary in a reply; raises if it exceeds `max_tokens` or is no summary of the transcript."""
+    """Returns the summary in a reply. Raises if it exceeds `max_tokens` or is no summary of the transcript."""
     text = clean_reply(reply)
     if (tokens := counter.count(text)) > max_tokens:
         raise SummaryFailed("too_long", f"The answer has {tokens:,} tokens, and the limit is {max_tokens:,}.")
@@ -339,7 +339,7 @@ def validate_summary(
 
 
 def clean_reply(reply: Reply) -> str:
-    """Strips thinking, fences and labels; raises if the answer is a refusal, empty, truncated or noise."""
+    """Strips thinking, fences and labels. Raises if the answer is a refusal, empty, truncated or noise."""
     text = _THINKING_BLOCK.sub("", reply.message.text)
     fenced = _CODE_FENCE.match(text)
     text = _LABEL_LINE.sub("", fenced[1] if fenced else text).strip()

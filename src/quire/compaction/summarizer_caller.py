@@ -26,11 +26,11 @@ class SummarizerCaller:
     summarizer: Summarizer
     calls_made: int = 0
     usage: Usage | None = None
-    """Tokens of all calls; None if the provider reported none."""
+    """Tokens of all calls, or None if the provider reported none."""
     sends_temperature: bool = True
 
     async def complete(self, prompt: Prompt) -> Reply:
-        """Returns the reply; raises `ModelContextOverflow` if the prompt is too long, else `SummaryFailed`."""
+        """Returns the reply. Raises `ModelContextOverflow` if the prompt is too long, else `SummaryFailed`."""
         name = self.summarizer.model.name
         try:
             reply = await self._call(prompt)
@@ -80,5 +80,5 @@ class SummarizerCaller:
 
 
 def _is_timeout(exc: BaseException) -> bool:
-    """Whether the error or its cause is a timeout; matched by name, because each HTTP client has its own class."""
+    """Whether the error or its cause is a timeout. Matched by name, because each HTTP client has its own class."""
     return "Timeout" in type(exc).__name__ or (exc.__cause__ is not None and _is_timeout(exc.__cause__))

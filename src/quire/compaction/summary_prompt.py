@@ -61,7 +61,7 @@ class TranscriptMessage(NamedTuple):
     """A message, or a part of one, in the transcript for the summarizer."""
 
     seq: int
-    """Number of the message; 0 for a part of the summary so far."""
+    """Number of the message, or 0 for a part of the summary so far."""
     role: str
     text: str
     part_label: str = ""
@@ -117,7 +117,7 @@ def build_summary_prompt(
     max_tokens: int | None = None,
     template: str | None = None,
 ) -> Prompt:
-    """`template` replaces the default text on what a summary contains; how to read and cite is not part of it."""
+    """`template` replaces the default text on what a summary contains. How to read and cite is not part of it."""
     system = (template or DEFAULT_SUMMARY_PROMPT).strip() + _FIXED_RULES.format(limit=target_tokens)
     if instructions and instructions.strip():
         system += _USER_INSTRUCTIONS.format(instructions=instructions.strip())
@@ -127,7 +127,7 @@ def build_summary_prompt(
 
 
 def truncate_text(text: str, max_chars: int, *, seq: int) -> tuple[str, int]:
-    """Truncates a text in the middle, with a note of its size and number; also returns the omitted characters."""
+    """Truncates a text in the middle, with a note of its size and number. Also returns the omitted characters."""
     if len(text) <= max_chars:
         return text, 0
     return excerpt_message(Message.user(text), max_chars, seq=seq).text, len(text) - max_chars

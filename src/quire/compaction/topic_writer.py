@@ -42,9 +42,9 @@ MAX_ANSWER_TOKENS = 2_000
 """Tokens of an answer, without its thinking."""
 MAX_ANSWER_CHARS = 40_000
 MAX_TOPICS = 40
-"""Topics of one call; later ones of an answer are dropped."""
+"""Topics of one call. Later ones of an answer are dropped."""
 MAX_CITATIONS = 20
-"""Messages that one topic cites; later ones are dropped."""
+"""Messages that one topic cites. Later ones are dropped."""
 MAX_LABEL_CHARS, MAX_TEXT_CHARS = 100, 400
 """Lengths above which a topic is dropped: it repeats messages instead of naming them."""
 
@@ -109,7 +109,7 @@ def plan_batch(entries: Sequence[Entry], *, max_tokens: int, counter: TokenCount
 async def write_topics(
     caller: SummarizerCaller, messages: Sequence[TranscriptMessage], *, max_tokens: int
 ) -> tuple[Topic, ...]:
-    """The topics that the model finds; raises `SummaryFailed`, or `ModelContextOverflow` if the messages are too long
+    """The topics that the model finds. Raises `SummaryFailed`, or `ModelContextOverflow` if the messages are too long
     for one call."""
     prompt = Prompt(system=_PROMPT, messages=(Message.user(render_transcript(messages)),), max_tokens=max_tokens)
     reply = await caller.complete(prompt)
@@ -121,7 +121,7 @@ async def write_topics(
 
 
 def read_topics(reply: Reply, messages: Sequence[TranscriptMessage]) -> tuple[Topic, ...]:
-    """The valid topics of an answer; raises `SummaryFailed` if it is no such JSON, or if all of its topics are junk."""
+    """The valid topics of an answer. Raises `SummaryFailed` if it is no such JSON, or if all of its topics are junk."""
     if len(reply.message.text) > MAX_ANSWER_CHARS:
         raise SummaryFailed("too_long", f"The answer has more than {MAX_ANSWER_CHARS:,} characters.")
     try:
@@ -140,7 +140,7 @@ def read_topics(reply: Reply, messages: Sequence[TranscriptMessage]) -> tuple[To
 
 
 def _read_topic(item: object, terms: Mapping[int, set[str]]) -> Topic | None:
-    """The topic with its citations of messages that share a term with it; None if there is none."""
+    """The topic with its citations of messages that share a term with it, or None if there is none."""
     try:
         parsed = _AnswerTopic.model_validate(item)
     except ValidationError:

@@ -62,7 +62,7 @@ class WorkerProcess:
         raise WorkTimeout
 
     def stop(self) -> None:
-        """Lets the process end; the next call starts another."""
+        """Lets the process end. The next call starts another."""
         if self._connection is not None:
             self._connection.close()
         self._process = self._connection = None

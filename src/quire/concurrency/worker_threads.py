@@ -36,7 +36,7 @@ MAX_WORK_SECONDS = 60.0
 MAX_METERED_OWNERS = 10_000
 """Maximum owners whose use is measured, evicted least recently used first."""
 WORKER_THREADS = 2
-"""Threads for the work of all owners; long jobs use at most one of them."""
+"""Threads for the work of all owners. Long jobs use at most one of them."""
 
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
@@ -110,7 +110,7 @@ class WorkMeter:
                 self._used[owner] = measured[0] + seconds, measured[1]
 
     def measure_wait(self, owner: str, per_minute: float) -> int:
-        """Seconds until the owner may begin more work; 0 if it may now."""
+        """Seconds until the owner may begin more work, or 0 if it may now."""
         current = self._clock()
         with self._lock:
             used, measured_at = self._used.get(owner, (0.0, current))
@@ -155,7 +155,7 @@ async def run_portable(
 
 
 def pause_long_work() -> asyncio.Lock:
-    """A context in which no long work of the event loop runs elsewhere; entered when the current one ends."""
+    """A context in which no long work of the event loop runs elsewhere. Entered when the current one ends."""
     return _get_lock((id(asyncio.get_running_loop()), None))
 
 

@@ -39,7 +39,7 @@ def load_agent(path: Path, *, project: Path | None = None) -> Agent:
 
 
 class _AgentLoader:
-    """Loads one agent; every error names its file and the key."""
+    """Loads one agent. Every error names its file and the key."""
 
     def __init__(self, path: Path, project: Path) -> None:
         self._path = path

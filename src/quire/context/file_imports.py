@@ -46,14 +46,14 @@ class Mention:
     line_range: tuple[int, int] | None
     """First and last line, from 1, both included, in ascending order."""
     is_path_like: bool
-    """Whether it has the form of a path; otherwise it is a path only if such a file exists."""
+    """Whether it has the form of a path. Otherwise it is a path only if such a file exists."""
     start: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportLimits:
     max_file_bytes: int = 200_000
-    """About 50,000 tokens; a larger file is better read in parts."""
+    """About 50,000 tokens. A larger file is better read in parts."""
     max_total_bytes: int = 1_000_000
     max_files: int = 50
     """Maximum files that one glob pattern may import."""
@@ -70,11 +70,11 @@ class ImportedFile:
     path: str
     text: str
     line_range: tuple[int, int] | None = None
-    """First and last line, from 1; None for the whole file."""
+    """First and last line, from 1, or None for the whole file."""
     size: int = 0
     """Bytes of the text."""
     imported_by: str | None = None
-    """The file that imports it; None for the text itself."""
+    """The file that imports it, or None for the text itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class FrontMatter(FrozenModel):
     aliases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     extra: JsonObject = Field(default_factory=dict)
-    """All other keys as JSON; dates are ISO strings."""
+    """All other keys as JSON. Dates are ISO strings."""
     errors: tuple[str, ...] = ()
     """One sentence for each field that could not be read."""
 
@@ -61,13 +61,13 @@ def parse_front_matter(text: str) -> ParsedMarkdown:
 
 
 def find_front_matter_end(text: str) -> int:
-    """Position at which the body begins; does not parse the YAML."""
+    """Position at which the body begins. Does not parse the YAML."""
     block = _FRONT_MATTER.match(text)
     return block.end() if block else 0
 
 
 def _parse_fields(text: str) -> tuple[dict[str, object] | None, str]:
-    """The fields and an error, or ""; None as fields if the block is not front matter."""
+    """The fields and an error, or "". None as fields if the block is not front matter."""
     if len(text) > MAX_FRONT_MATTER_CHARS:
         return {}, f"the front matter has {len(text):,} characters; the maximum is {MAX_FRONT_MATTER_CHARS:,}"
     try:
@@ -165,7 +165,7 @@ def _to_names(value: object) -> tuple[str, ...]:
 
 
 def _to_tags(value: object) -> tuple[str, ...]:
-    """As `_to_names`; whitespace separates tags too, and a leading # is dropped."""
+    """As `_to_names`. Whitespace separates tags too, and a leading # is dropped."""
     return tuple(filter(None, (tag.lstrip("#") for name in _to_names(value) for tag in name.split())))
 
 

@@ -1,6 +1,6 @@
 """Which items of a request its reply used, and what that says about the next selection. Pure.
 
-A tool is used if the reply calls it; a rule or reference if the reply names it or repeats words of its text that the
+A tool is used if the reply calls it. A rule or reference if the reply names it or repeats words of its text that the
 question does not have. Words prove little, so that what was learned changes a score by a fifth at most.
 """
 

@@ -28,7 +28,7 @@ _INCLUSION_ORDER: tuple[InclusionReason, ...] = ("always", "manual", "carried", 
 
 
 class ResolvedSessionItem(NamedTuple):
-    """An item of the session with the agent's definition of it; None if the agent no longer has one."""
+    """An item of the session with the agent's definition of it, or None if the agent no longer has one."""
 
     item: ContextItem
     include: SessionIncludeMode
@@ -127,7 +127,7 @@ def collect_request_items(
 def build_blocks(agent: Agent, items: Iterable[RequestItem], *, read: Callable[[str], str]) -> list[ContextBlock]:
     """Context blocks of rules and references. `read` returns the text of a reference that has only a path.
 
-    Items of the session are in the stable part; items selected for this message come after it.
+    Items of the session are in the stable part. Items selected for this message come after it.
     """
     definitions = index_agent_items(agent)
     blocks: list[ContextBlock] = []
@@ -181,7 +181,7 @@ def decision_name(item: ContextItem) -> str:
 
 
 def slot_for(item: ContextItem, *, selected: bool) -> Slot:
-    """The slot of an item; a `selected` one is included for this message alone."""
+    """The slot of an item. A `selected` one is included for this message alone."""
     match item.type:
         case "tool":
             return "tools"
@@ -228,7 +228,7 @@ def wire_name(item: ContextItem) -> str:
 
 
 def index_by_wire_name(items: Iterable[ContextItem]) -> dict[str, ContextItem]:
-    """Maps each wire name to its tool; raises `InvalidConfiguration` where two collide."""
+    """Maps each wire name to its tool. Raises `InvalidConfiguration` where two collide."""
     tools: dict[str, ContextItem] = {}
     for item in items:
         name = wire_name(item)

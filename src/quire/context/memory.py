@@ -38,7 +38,7 @@ class ProjectMemory(NamedTuple):
 def load_project_memory(
     root: Root, files: Sequence[str], *, max_chars: int, limits: ImportLimits = DEFAULT_IMPORT_LIMITS
 ) -> ProjectMemory:
-    """Loads the project files that exist, with their imports; each file is truncated to `max_chars` characters."""
+    """Loads the project files that exist, with their imports. Each file is truncated to `max_chars` characters."""
     blocks: dict[str, ContextBlock] = {}
     decisions: dict[str, Decision] = {}
     for path in files:
@@ -126,7 +126,7 @@ def build_recalled_blocks(hits: Iterable[SearchHit], *, included_ids: Iterable[s
 
 
 def validate_new_memory(text: str, *, existing: Iterable[str]) -> str:
-    """The stripped text; raises `InvalidRequest` if it is empty, too long or a duplicate."""
+    """The stripped text. Raises `InvalidRequest` if it is empty, too long or a duplicate."""
     stripped = text.strip()
     normalized = _normalize(stripped)
     if not normalized:

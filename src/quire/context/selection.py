@@ -1,7 +1,7 @@
 """Selects the agent-mode items for a message by keyword score and, with an embedder, by cosine similarity.
 
 Keyword scores from 0 to 1 need no model: tokenizer, stop words, stemmer, IDF. A rare word weighs more than a common
-one, as in BM25; a match in a name counts more than one in a description or text. A paraphrase shares no word with its
+one, as in BM25. A match in a name counts more than one in a description or text. A paraphrase shares no word with its
 item, so an item whose similarity is an outlier among all items has a score by that alone. Every candidate is included
 or excluded with a reason. Scores are rounded and ties go by name, so that selection is deterministic in any order. If
 the embedding endpoint fails, selection falls back to keywords alone.
@@ -145,7 +145,7 @@ class ItemCandidate:
 
 
 class ScoredItem(FrozenModel):
-    """A candidate with its score; it is selected unless it has an `exclusion_reason`."""
+    """A candidate with its score. It is selected unless it has an `exclusion_reason`."""
 
     item: ContextItem
     score: float
@@ -202,7 +202,7 @@ def select_items(scores: Mapping[ContextItem, float], settings: SelectionSetting
 
 
 def score_outlier(similarities: Sequence[float]) -> list[float]:
-    """Scores the item whose similarity is an outlier among all items; the others have 0.
+    """Scores the item whose similarity is an outlier among all items. The others have 0.
 
     Its similarity is compared with the mean of the others: absolute similarities differ between embedders. The default
     minimum score is what the best of as many unrelated items reaches by chance: their expected maximum.
@@ -264,7 +264,7 @@ class Selector:
     async def _similarities(
         self, message: str, items: Sequence[ItemCandidate], recent: Sequence[str]
     ) -> list[float] | None:
-        """Cosine similarities from 0 to 1; None without an embedder, or when its endpoint fails."""
+        """Cosine similarities from 0 to 1, or None without an embedder, or when its endpoint fails."""
         if self.embedder is None or not items:
             return None
         import numpy as np

@@ -3,7 +3,7 @@
 Within a session the list only grows, and only at its end, for prefix stability: any other change would invalidate the
 provider's prompt cache for everything after it. A tool without room is excluded with a decision. With the tool
 `tool_search` a model finds it, and can call it from the next request on. A hit is added to the session only if it fits
-into the slot; one that does not is marked "no room", so that the model does not wait for it.
+into the slot. One that does not is marked "no room", so that the model does not wait for it.
 """
 
 import json
@@ -19,7 +19,7 @@ from quire.model.base import FrozenModel
 from quire.model.json_values import parse_object
 
 ALWAYS_SHARE = 0.75
-"""Share of the slot for `always` tools where they exceed it; the rest is for tools that are selected or searched."""
+"""Share of the slot for `always` tools where they exceed it. The rest is for tools that are selected or searched."""
 
 DEFAULT_TOOL_RESULTS, MAX_TOOL_RESULTS = 5, 20
 MIN_TOOL_SCORE = 0.15
@@ -169,7 +169,7 @@ class ToolHit(FrozenModel):
 
 
 def parse_tool_search(arguments: str) -> ToolSearchCall | None:
-    """The arguments of a call; None without a query."""
+    """The arguments of a call, or None without a query."""
     fields = parse_object(arguments) or {}
     query, limit = fields.get("query"), fields.get("limit")
     if not isinstance(query, str) or not query.strip():
@@ -186,7 +186,7 @@ def find_tools(
     count_tokens: Callable[[ToolDefinition], int],
     limit: int = DEFAULT_TOOL_RESULTS,
 ) -> list[ToolHit]:
-    """The omitted tools with the best scores for the query; each fits if it has room after those before it."""
+    """The omitted tools with the best scores for the query. Each fits if it has room after those before it."""
     ranked = sorted(omitted, key=lambda tool: (-scores.get(tool.item, 0.0), tool.name, tool.server or ""))
     hits: list[ToolHit] = []
     for tool in ranked[:limit]:

@@ -33,7 +33,7 @@ FREEZE_WAIT_SECONDS = 3.0
 """Maximum wait of a write for the end of a move; longer than a move of a usual tenant freezes it."""
 _FREEZE_POLL_SECONDS = 0.05
 _MAX_CACHED_TEAMS = 100_000
-"""Tenants whose cell is cached; one takes about 200 bytes."""
+"""Tenants whose cell is cached. One takes about 200 bytes."""
 _MAX_ATTEMPTS = 5
 """Maximum cells that one transaction tries: a tenant moves once in hours, not several times in a second."""
 
@@ -144,7 +144,7 @@ class CellDatabase:
         return await self._run_in_cell(options.tenant, lambda database: database.write_unread(work, options))
 
     async def _run_in_cell(self, tenant: str, run: Callable[[Database], Awaitable[T]]) -> T:
-        """Runs a transaction in the tenant's cell; again if the tenant has moved, or after it was moved.
+        """Runs a transaction in the tenant's cell. Again if the tenant has moved, or after it was moved.
 
         Both errors come before the first statement of the transaction's work, which thus runs once.
         """

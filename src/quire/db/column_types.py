@@ -36,7 +36,7 @@ _TEXT_MARK, _NAME_MARK = "q1.", "q2."
 
 
 class StaleKey(IntegrityViolation):
-    """A stored value was not encrypted with the tenant's current key; its own key was destroyed."""
+    """A stored value was not encrypted with the tenant's current key. Its own key was destroyed."""
 
 
 class ChangedCiphertext(IntegrityViolation):
@@ -119,7 +119,7 @@ class TenantCipher:
 
 
 current_cipher: ContextVar[TenantCipher | None] = ContextVar("current_cipher", default=None)
-"""Cipher of the tenant whose transaction runs; None if it is not encrypted."""
+"""Cipher of the tenant whose transaction runs, or None if it is not encrypted."""
 
 
 def is_encrypting() -> bool:
@@ -141,7 +141,7 @@ def verify_values() -> Generator[None]:
 
 
 class Bytes(UserDefinedType[bytes]):
-    """Binary column without conversion; SQLAlchemy's own type would copy every value."""
+    """Binary column without conversion. SQLAlchemy's own type would copy every value."""
 
     cache_ok = True
 

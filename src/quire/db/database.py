@@ -40,7 +40,7 @@ _MAX_INLINE_ROWS = 1_000
 
 
 _MAX_INLINE_BYTES = 4_000_000
-"""Maximum bytes of the texts of an inline read; reading more takes longer than a change of threads."""
+"""Maximum bytes of the texts of an inline read. Reading more takes longer than a change of threads."""
 
 
 class PoolStats(NamedTuple):
@@ -77,12 +77,12 @@ class TransactionOptions(NamedTuple):
     conversation: str | None = None
     """The conversation whose rows a write locks: of its transactions only a few take a connection at the same time."""
     inline: bool = False
-    """A read of few rows, which may run on the event loop; each of its statements may see newer commits."""
+    """A read of few rows, which may run on the event loop. Each of its statements may see newer commits."""
     statement_seconds: float = REQUEST_STATEMENT_SECONDS
     session: ReadSession | None = None
     """Of a read that may go to a replica."""
     cell: str | None = None
-    """The cell to read or write what concerns no tenant or all of them; None for the cell of the tenant."""
+    """The cell to read or write what concerns no tenant or all of them, or None for the cell of the tenant."""
 
 
 TenantFilter = Callable[[str], bool]
@@ -97,11 +97,11 @@ def every_tenant(_tenant: str) -> bool:
 class Database(Protocol):
     @property
     def cells(self) -> tuple[str, ...]:
-        """Names of the cells that the database consists of, the home cell first; empty if it is one database."""
+        """Names of the cells that the database consists of, the home cell first. Empty if it is one database."""
         ...
 
     async def find_cell(self, tenant: str) -> str | None:
-        """The cell in which the tenant lives; None if the database has no cells."""
+        """The cell in which the tenant lives, or None if the database has no cells."""
         ...
 
     @property
@@ -134,7 +134,7 @@ class Database(Protocol):
         ...
 
     async def check_known_outage(self, tenant: str) -> None:
-        """Raises `StoreUnavailable` if the tenant's database is known to be unavailable; costs nothing while it
+        """Raises `StoreUnavailable` if the tenant's database is known to be unavailable. Costs nothing while it
         works."""
         ...
 
@@ -149,7 +149,7 @@ class Database(Protocol):
     def get_pool_stats(self) -> PoolStats: ...
 
     def get_replica_state(self) -> ReplicaState | None:
-        """What is known about the replica; None without one."""
+        """What is known about the replica, or None without one."""
         ...
 
     async def scrub(self) -> None:
@@ -160,7 +160,7 @@ class Database(Protocol):
 
 
 class WriteConflict(Exception):
-    """A write that read nothing did not find what it expected; the usual transaction says what is stored."""
+    """A write that read nothing did not find what it expected. The usual transaction says what is stored."""
 
 
 class InlineReadTooLong(Exception):
@@ -174,7 +174,7 @@ def check_inline_rows(connection: Connection, rows: int) -> None:
 
 
 def fetch_all(connection: Connection, cursor: Any, *, text_column: int) -> list[Any]:
-    """All rows of an open cursor; an inline read stops after a number of bytes in a column, and moves to a thread."""
+    """All rows of an open cursor. An inline read stops after a number of bytes in a column, and moves to a thread."""
     if INLINE_READ_FLAG not in connection.info:
         return cursor.fetchall()
     rows: list[Any] = []

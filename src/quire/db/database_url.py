@@ -55,7 +55,7 @@ FOLDER_MODE = 0o700
 
 
 def create_private_files(url: URL) -> None:
-    """Creates the folder and the empty file of a new SQLite database; existing ones stay as they are.
+    """Creates the folder and the empty file of a new SQLite database. Existing ones stay as they are.
 
     SQLite gives the write-ahead log and the shared-memory file the permissions of the database file. What cannot be
     created is reported by SQLite when it opens the file.

@@ -42,7 +42,7 @@ class HostOrder:
             self._addresses.insert(0, address)
 
     def demote_first(self) -> None:
-        """Puts the first host last, because no host accepted a connection; it may be the one that does not answer."""
+        """Puts the first host last, because no host accepted a connection. It may be the one that does not answer."""
         self._addresses.append(self._addresses.pop(0))
 
 
@@ -50,7 +50,7 @@ _get_host_order = lru_cache(maxsize=100)(HostOrder)
 
 
 def find_host_order(arguments: Mapping[str, Any]) -> HostOrder | None:
-    """The order of these hosts, shared by all connections of the process; None for a single host."""
+    """The order of these hosts, shared by all connections of the process, or None for a single host."""
     hosts, ports = str(arguments.get("host", "")).split(","), str(arguments.get("port", "")).split(",")
     if len(hosts) < 2 or len(hosts) != len(ports):
         return None
@@ -69,7 +69,7 @@ _READ, _WRITE = int(Wait.R), int(Wait.W)
 
 
 async def _wait_for_socket(loop: asyncio.AbstractEventLoop, fileno: int, state: int) -> int:
-    """Waits until a socket can be read or written, as `state` says; returns which."""
+    """Waits until a socket can be read or written, as `state` says. Returns which."""
     ready: asyncio.Future[int] = loop.create_future()
 
     def wake(direction: int) -> None:

@@ -180,7 +180,7 @@ def insert_tuples(
 
 
 def append_bytes(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], column: str) -> None:
-    """Inserts many rows; where the key exists, appends the bytes of this column to the stored ones."""
+    """Inserts many rows. Where the key exists, appends the bytes of this column to the stored ones."""
     key = ", ".join(each.name for each in table.primary_key)
     concatenated = f"{table.name}.{column} || excluded.{column}"
     if connection.dialect.name == "sqlite":

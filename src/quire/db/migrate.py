@@ -94,7 +94,7 @@ _CONNECT_SECONDS = 10
 """Maximum time to connect to one host."""
 _UPGRADE_LOCK_ID = 0x71756972
 _UPGRADE_LOCK_SECONDS = 2
-"""Maximum wait for the lock of a table; less than the time that requests wait for one."""
+"""Maximum wait for the lock of a table. Less than the time that requests wait for one."""
 _UPGRADE_ATTEMPTS = 60
 _UPGRADE_PAUSE_SECONDS = 1.0
 # Alembic stores its state in module globals, so a process can migrate only one database at a time.
@@ -150,7 +150,7 @@ def run_migrations(connection: Connection) -> None:
 
 
 def upgrade(url: str) -> str | None:
-    """Upgrades the database at `url`, after any concurrent upgrade; returns the previous version.
+    """Upgrades the database at `url`, after any concurrent upgrade. Returns the previous version.
 
     An upgrade that waits for the lock of a table makes every later transaction on that table wait too, so it gives up
     soon and starts again.

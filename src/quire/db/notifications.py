@@ -93,7 +93,7 @@ class Notifications:
         return self._transport is not None and self._transport.is_listening
 
     def subscribe(self, listener: NotificationListener) -> Callable[[], None]:
-        """Calls `listener` with the notifications of other processes, and with changes by this one; returns a function
+        """Calls `listener` with the notifications of other processes, and with changes by this one. Returns a function
         that unsubscribes. The first call starts to listen, with a separate connection."""
         self._listeners.append(listener)
         if self._transport is not None and not self._is_started:

@@ -32,7 +32,7 @@ _ENABLE_PGVECTOR = (
 
 
 def enable_pgvector(connection: Connection) -> bool:
-    """Enables pgvector if possible. Deletes vectors stored as bytes; their passages must be embedded again."""
+    """Enables pgvector if possible. Deletes vectors stored as bytes. Their passages must be embedded again."""
     if connection.dialect.name != "postgresql" or uses_pgvector(connection) or not _try_create_extension(connection):
         return False
     for statement in _ENABLE_PGVECTOR:

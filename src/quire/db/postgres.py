@@ -79,7 +79,7 @@ class CircuitBreaker:
         await self.probe(max_age_seconds=PROBE_INTERVAL_SECONDS)
 
     async def probe(self, *, max_age_seconds: float) -> None:
-        """Raises what the last probe raised; runs one unless the last is recent."""
+        """Raises what the last probe raised. Runs one unless the last is recent."""
         loop = asyncio.get_running_loop()
         if self._running_probe is None and loop.time() - self._probed_at >= max_age_seconds:
             self._running_probe = loop.create_task(self._run_probe())
@@ -324,7 +324,7 @@ class PostgresDatabase:
         statement_seconds: float,
         on_commit: Callable[[int], None] | None = None,
     ) -> T:
-        """Runs `work` between two messages of statements; its second argument is the cursor of the first message."""
+        """Runs `work` between two messages of statements. Its second argument is the cursor of the first message."""
         return await self._spawn(self._run_transaction, work, begin_sql, commit_sql, statement_seconds, on_commit)
 
     async def _spawn(self, run: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -355,7 +355,7 @@ class PostgresDatabase:
         """Runs a short transaction on the driver's connection.
 
         SQLAlchemy would switch between greenlets at each wait, and check the connection out and in, which takes as long
-        as the statement. So a few of the pool's connections stay checked out between these transactions; all others
+        as the statement. So a few of the pool's connections stay checked out between these transactions. All others
         take them too. Raises `BrokenConnection` if the connection was broken before or is now.
         """
         from psycopg import OperationalError
@@ -545,7 +545,7 @@ class PostgresDatabase:
         """Does nothing: autovacuum removes dead rows, and only the owner may force a vacuum."""
 
     async def close(self) -> None:
-        """Closes the pool once the transactions of background jobs have ended; later ones are refused."""
+        """Closes the pool once the transactions of background jobs have ended. Later ones are refused."""
         await self.notifications.close()
         self._is_closed = True
         with suppress(TimeoutError):

@@ -176,14 +176,14 @@ def yield_to_event_loop(connection: Connection) -> None:
 def execute(
     connection: Connection, statement: ClauseElement, params: Mapping[str, Any], *, is_guard: bool = False
 ) -> None:
-    """Runs a statement that returns no rows, at once or with the open batch; only there it may be a guard."""
+    """Runs a statement that returns no rows, at once or with the open batch. Only there it may be a guard."""
     if (cipher := current_cipher.get()) is not None:
         params = _seal_parameters(cipher, statement, connection.dialect.name, params)
     execute_sql(connection, compile_sql(statement, connection.dialect.name), params, is_guard=is_guard)
 
 
 def execute_sql(connection: Connection, sql: str, params: Mapping[str, Any], *, is_guard: bool = False) -> int:
-    """Runs a statement that returns no rows; returns the number of changed rows, -1 in a batch."""
+    """Runs a statement that returns no rows. Returns the number of changed rows, -1 in a batch."""
     if connection.dialect.name == "sqlite":
         return get_driver(connection).execute(sql, params).rowcount
     batch: list[Statement] | None = connection.info.get(_BATCH_KEY)
@@ -278,7 +278,7 @@ def _split_parameters(statement: ClauseElement) -> list[str]:
 
 
 def quote_literal(value: object) -> str:
-    """A value as a literal: plain ones at once, as every turn has several; the driver looks up how to write others."""
+    """A value as a literal: plain ones at once, as every turn has several. The driver looks up how to write others."""
     if isinstance(value, str) and value.isascii() and value.isalnum():
         return f"'{value}'"
     if type(value) is int and value >= 0:

@@ -28,15 +28,15 @@ from quire.errors import StoreBusy, StoreError, StoreUnavailable
 SAMPLE_INTERVAL_SECONDS = 2.0
 """Minimum time between two looks at how far the replica is. An unreachable replica is tried again at the next one."""
 SAMPLE_SECONDS = 2.0
-"""Maximum time of a look at the replica; one that does not answer in it is not used."""
+"""Maximum time of a look at the replica. One that does not answer in it is not used."""
 MAX_SAMPLES = 64
 """Positions of the primary that are remembered to compute the lag: more than two minutes."""
 MAX_LAG_SECONDS = 60.0
 """Lag above which the replica is not used: replication may have stopped."""
 MAX_POSITIONS = 100_000
-"""Tenants whose last position is remembered; others have the highest position of those that were forgotten."""
+"""Tenants whose last position is remembered. Others have the highest position of those that were forgotten."""
 WRITTEN = "written"
-"""Kind of the notification of a tenant's last position; its topic is the tenant."""
+"""Kind of the notification of a tenant's last position. Its topic is the tenant."""
 
 _COMMITTED = text("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint")
 # A replica that was promoted replays nothing more.

@@ -153,7 +153,7 @@ manifests = Table(
 )
 """The manifest of every answered request (what it was built from), by the number of its reply.
 
-`response_id` is the id by which a client may refer to the reply; an upstream may repeat one."""
+`response_id` is the id by which a client may refer to the reply. An upstream may repeat one."""
 
 request_bodies = Table(
     "quire_request_bodies",
@@ -422,7 +422,7 @@ documents = Table(
     Column("headings", SealedText, nullable=False),
     Column("row_digest", Bytes, nullable=False),
 )
-"""Indexed files of a vault; aliases and headings are JSON lists. Derived data."""
+"""Indexed files of a vault. Aliases and headings are JSON lists. Derived data."""
 
 api_keys = Table(
     "quire_api_keys",
@@ -441,7 +441,7 @@ api_keys = Table(
     Column("row_digest", Bytes, nullable=False),
     Column("created_by", Text),
 )
-"""API keys: the public id and the digest of the secret; scopes are separated by spaces,
+"""API keys: the public id and the digest of the secret. Scopes are separated by spaces,
 `models` is a JSON list, `created_by` the id of another key."""
 
 turn_events = Table(
@@ -529,7 +529,7 @@ users = Table(
     Column("row_digest", Bytes, nullable=False),
 )
 """People of a tenant who have signed in. `subject` is the identity provider's id of the person, `confirmed_at` the last
-time at which the provider confirmed it; roles are separated by spaces."""
+time at which the provider confirmed it. Roles are separated by spaces."""
 
 sessions = Table(
     "quire_sessions",

@@ -32,7 +32,7 @@ BUSY_TIMEOUT_SECONDS = 60
 """Maximum wait for the write lock of another process."""
 
 CHECKPOINT_WAIT_SECONDS = 10.0
-"""Maximum wait of a purge for readers whose snapshots prevent the checkpoint; later writes then retry it."""
+"""Maximum wait of a purge for readers whose snapshots prevent the checkpoint. Later writes then retry it."""
 
 _CHECKPOINT_RETRY_SECONDS = 0.01
 _READER_THREADS = 4
@@ -48,7 +48,7 @@ _BEGIN_WRITE = "BEGIN IMMEDIATE"
 
 
 class SqliteDatabase:
-    """One thread and connection for writes; several for reads, which never block in WAL mode.
+    """One thread and connection for writes. Several for reads, which never block in WAL mode.
 
     Inline reads run on the caller's thread, because a round trip to another thread takes longer than the read.
     """
@@ -163,7 +163,7 @@ class SqliteDatabase:
         """Checkpoints the write-ahead log, which retains old pages until then.
 
         A reader with an older snapshot prevents that. This waits for it up to `CHECKPOINT_WAIT_SECONDS`, without
-        blocking other writes; after that every write tries again, and closing the last connection checkpoints too.
+        blocking other writes. After that every write tries again, and closing the last connection checkpoints too.
         """
         self._needs_checkpoint = True
         deadline = time.monotonic() + CHECKPOINT_WAIT_SECONDS
@@ -172,7 +172,7 @@ class SqliteDatabase:
             await asyncio.sleep(_CHECKPOINT_RETRY_SECONDS)
 
     async def _try_checkpoint(self) -> bool:
-        """Moves the write-ahead log into the database file and truncates it; returns whether no reader prevented it."""
+        """Moves the write-ahead log into the database file and truncates it. Returns whether no reader prevented it."""
 
         def checkpoint() -> bool:
             with map_database_errors():
@@ -206,7 +206,7 @@ class SqliteDatabase:
 
 
 def _run_work(connection: Connection, work: Work[T]) -> tuple[T, set[ConversationKey]]:
-    """Runs the work of a transaction; returns its result, and the conversations that it changed."""
+    """Runs the work of a transaction. Returns its result, and the conversations that it changed."""
     take_changes(connection)
     return work(connection), take_changes(connection)
 

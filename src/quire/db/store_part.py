@@ -87,7 +87,7 @@ class TenantDatabase:
         return await self.read(lambda connection: fetch(connection, statement, params), options)
 
     async def write(self, work: Work[T], options: TransactionOptions) -> T:
-        """Runs a write; under the quota of stored bytes, if there is one."""
+        """Runs a write. Under the quota of stored bytes, if there is one."""
         if options.cell is not None:
             return await self.database.write(work, options)
         quota, tenant, masker = self.max_stored_bytes, self.tenant, self._masker
@@ -153,7 +153,7 @@ class StorePart:
 
     @property
     def cell(self) -> str | None:
-        """The cell to run in; None for the tenant's. Only `AllTenants` names one."""
+        """The cell to run in, or None for the tenant's. Only `AllTenants` names one."""
         return None
 
     async def run(
@@ -189,7 +189,7 @@ Method = Callable[Concatenate[StorePart, P], Coroutine[Any, Any, T]]
 
 
 class Transaction(NamedTuple):
-    """How an operation runs; called with the operation, it makes the method of a store."""
+    """How an operation runs. Called with the operation, it makes the method of a store."""
 
     writes: bool = False
     inline: bool = False

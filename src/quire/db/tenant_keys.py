@@ -51,7 +51,7 @@ class KeyWrapper(Protocol):
 
 
 class LocalKeys:
-    """Key-encryption keys in this process. The first one wraps; the others unwrap what was wrapped before a rotation.
+    """Key-encryption keys in this process. The first one wraps. The others unwrap what was wrapped before a rotation.
 
     They are read for each data key, so that a rotation needs no restart. The tenant's name is authenticated, so that a
     wrapped key cannot be moved to another tenant.
@@ -185,7 +185,7 @@ class TenantKeys:
             return await run(_with_cipher(work, tenant, cipher, writes=writes), options)
 
     async def find(self, database: Database, tenant: str, *, writes: bool) -> TenantCipher | None:
-        """The tenant's cipher; None if it is not encrypted. The first write creates the key."""
+        """The tenant's cipher, or None if it is not encrypted. The first write creates the key."""
         if tenant in self._ciphers:
             return self._ciphers[tenant]
         if len(self._ciphers) >= MAX_CACHED_KEYS:
@@ -213,7 +213,7 @@ class TenantKeys:
         return cipher
 
     async def _create(self, database: Database, tenant: str) -> bytes:
-        """Stores a new data key, unless another process does; returns the stored one, wrapped."""
+        """Stores a new data key, unless another process does. Returns the stored one, wrapped."""
         assert self.wrapper is not None
         data_key = os.urandom(DATA_KEY_BYTES)
         wrapped = await asyncio.to_thread(self.wrapper.wrap, tenant, data_key)
@@ -227,7 +227,7 @@ class TenantKeys:
         return await database.write(store, TransactionOptions(tenant))
 
     async def rewrap(self, database: Database, tenant: str) -> bool:
-        """Wraps the data key of a tenant with the current key-encryption key; False if the tenant has none.
+        """Wraps the data key of a tenant with the current key-encryption key, or False if the tenant has none.
 
         The data key stays, so that servers go on meanwhile.
         """

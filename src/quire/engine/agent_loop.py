@@ -29,13 +29,13 @@ class TurnResult:
 
     reason: TurnEndReason
     reply: Entry | None
-    """The last reply, the answer if `reason` is `answered`; None if no reply came."""
+    """The last reply, the answer if `reason` is `answered`, or None if no reply came."""
     steps: int
     """Number of model calls."""
     usage: Usage
     """Sum over all model calls."""
     cost_usd: float
-    """Cost of the model calls and of the summaries, in US dollars; 0 if no price is known."""
+    """Cost of the model calls and of the summaries, in US dollars, or 0 if no price is known."""
     references: tuple[DocumentReference, ...]
     """Documents that the tools read or found."""
     compactions: tuple[int, ...]

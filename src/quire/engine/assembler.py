@@ -40,7 +40,7 @@ class AssembledRequest:
     pinned: tuple[Entry, ...]
     """Archived messages that stay in the view."""
     fixed_recall: tuple[FittedCandidate, ...] | None
-    """Recalled messages that the turn keeps from its earlier request; None if they are still to be chosen."""
+    """Recalled messages that the turn keeps from its earlier request, or None if they are still to be chosen."""
     size: int
     """Bytes of its messages, for `run_sized`."""
 
@@ -226,7 +226,7 @@ class Assembler:
             return await self.draft((PendingMessage(Message.user("")),))
 
     async def _load_fixed_recall(self, window: Window) -> tuple[FittedCandidate, ...] | None:
-        """The recalled messages of the turn's request before this one; None if they are to be chosen again, because
+        """The recalled messages of the turn's request before this one, or None if they are to be chosen again, because
         there was none or because a compaction came after it."""
         active = window.branch.state.active_compaction
         if active is None or not active.hides_content:

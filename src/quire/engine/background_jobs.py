@@ -26,7 +26,7 @@ class BackgroundJobs(Protocol):
     def enqueue(
         self, kind: EngineJobKind, conversation: str, branch: int, work: Work, *, delay_seconds: float = 0.0
     ) -> None:
-        """Enqueues a job unless the same one waits already; it starts after the delay (debounce).
+        """Enqueues a job unless the same one waits already. It starts after the delay (debounce).
 
         An implementation with workers ignores `work`. `conversation` is empty for a job on the whole tenant.
         """

@@ -139,7 +139,7 @@ class BuiltinTools:
         return BuiltinToolResult("\n".join(lines), references)
 
     async def _find_excerpts(self, query: str, limit: int) -> BuiltinToolResult:
-        """Labels each passage as data; the passages together have at most `MAX_RESULT_CHARS`."""
+        """Labels each passage as data. The passages together have at most `MAX_RESULT_CHARS`."""
         hits = await self._search_vault(query, limit)
         if not hits:
             return BuiltinToolResult("No passage matches. Try other words.")

@@ -1,4 +1,4 @@
-"""Compactions that an agent made itself, and the facts that its summary left out; read from the log on demand.
+"""Compactions that an agent made itself, and the facts that its summary left out. Read from the log on demand.
 
 An agent asks for a summary with its own prompt after the messages, and sends the summary in place of them from
 then on. Claude Code asks on a fork and continues on the branch before; Codex asks on the branch and continues on a

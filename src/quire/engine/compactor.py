@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from quire.compaction.model_summary import ModelSummary
 
 SUMMARIZED_QUESTION_SHARE = 0.75
-"""Length of a summarized question relative to the longest excerpt that fits; a summary may have more tokens than the
+"""Length of a summarized question relative to the longest excerpt that fits. A summary may have more tokens than the
 text that it replaces."""
 
 
@@ -93,7 +93,7 @@ class Compactor:
 
     async def summarize_question(self, question: Entry, current: AssembledRequest) -> Entry | None:
         """Summarizes a recorded question that alone exceeds the budget, so that the request has its beginning, its end
-        and a summary; None if no model can, and an excerpt takes its place."""
+        and a summary, or None if no model can, and an excerpt takes its place."""
         engine, assembly, summarizer = self._engine, current.assembly, await load_summarizer(self._engine)
         max_chars = assembly.selection.excerpt_chars
         if summarizer is None or max_chars is None or not get_strategy(engine.policy.strategy).summarizes:
@@ -117,7 +117,7 @@ class Compactor:
         return await self.execute(plan, assembly, current.window, trigger="overflow", billed=[*summaries.usages])
 
     async def summarize(self, entries: Sequence[Entry], *, previous: str | None, target_tokens: int) -> "ModelSummary":
-        """Summarizes messages without a compaction, under the spend caps; raises `SummaryFailed`."""
+        """Summarizes messages without a compaction, under the spend caps. Raises `SummaryFailed`."""
         from quire.compaction.model_summary import summarize
 
         engine, summarizer = self._engine, await load_summarizer(self._engine)
@@ -167,7 +167,7 @@ class Compactor:
         return await self._append(Restore(compaction=active.seq))
 
     async def redo(self) -> Entry:
-        """Appends the compaction that was undone last once more; an agent's own one is in its list as it was."""
+        """Appends the compaction that was undone last once more. An agent's own one is in its list as it was."""
         store, undone = self._engine.store, list[Compaction]()
         by_seq: dict[int, Compaction] = {}
         for entry in await store.read_range(self._conversation, branch=self._branch, kinds=("compaction", "restore")):

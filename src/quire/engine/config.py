@@ -45,13 +45,13 @@ class EngineConfig:
     """The agent with the application's and the built-in tools."""
     vault: "Vault | None" = None
     summarizer_source: Model | Summarizer | ModelBuilder | None = None
-    """What the summarizer is built from; a builder gets the name of the model that answers."""
+    """What the summarizer is built from. A builder gets the name of the model that answers."""
     embedder: Embedder | None = None
     clock: Callable[[], int] = now
     runs_turns: bool = False
     """Whether Quire runs the turns, and with them the calls of its built-in tools."""
     spending_key: SpendingKey | None = None
-    """The API key that calls are charged to; None for calls without one."""
+    """The API key that calls are charged to, or None for calls without one."""
     described_model: str | None = None
     """Model that the settings `tokenizer`, `input_price` and `output_price` describe; None for `settings.model`."""
 
@@ -94,7 +94,7 @@ class EngineConfig:
         )
 
     def with_changes(self, **changes: Any) -> "EngineConfig":
-        """A configuration with some parts replaced; every other name is a setting.
+        """A configuration with some parts replaced. Every other name is a setting.
 
         The parts are `agent`, `vault`, `summarizer`, `embedder`, `clock` and `spending_key`. A new agent is used as it
         is: it brings its own tools.
@@ -180,7 +180,7 @@ class EngineConfig:
 
     @property
     def model_problem(self) -> str | None:
-        """What is assumed about a model that no table lists, and what to set; None for a known model."""
+        """What is assumed about a model that no table lists, and what to set, or None for a known model."""
         if self.model_spec.window is not None or self.settings.context_limit is not None:
             return None
         model, counting = self.settings.model, "" if self.model_spec.tokenizer else ", and its tokens are estimated"
@@ -241,7 +241,7 @@ class EngineConfig:
     def compute_cost(self, usage: Usage | None, model: str, at: datetime | None = None) -> Cost:
         """Cost of a call at a time, or now; unknown without a usage, and for a model without a price.
 
-        `model` is the name that the client uses; it may be an alias of the upstream's model. The model that the
+        `model` is the name that the client uses. It may be an alias of the upstream's model. The model that the
         provider reports comes before both.
         """
         if usage is None:

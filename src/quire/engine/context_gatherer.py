@@ -244,7 +244,7 @@ class SessionItems:
             await self._engine.store.append(self._conversation, *changes, branch=self._branch)
 
     async def search_tools(self, call: ToolSearchCall, tools: ToolSet) -> str:
-        """Searches the tools that this request omits; those that fit are in the next request."""
+        """Searches the tools that this request omits. Those that fit are in the next request."""
         engine = self._engine
         selector = engine.runtime.selector_for(engine.embedder)
         scores, _ = await selector.score(call.query, [to_candidate(tool) for tool in tools.omitted])

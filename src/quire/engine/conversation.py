@@ -177,7 +177,7 @@ class Conversation:
         """Builds the request that sends `message`, or that continues from the log as it is.
 
         The request fits the window. If the history exceeds the trigger, the older part is compacted first, or omitted
-        if compactions need the user's consent (`compact_when`). A single message is stored with its reply; a sequence,
+        if compactions need the user's consent (`compact_when`). A single message is stored with its reply. A sequence,
         such as tool results, is stored at once, because results belong to the call before them.
 
         Args:
@@ -295,7 +295,7 @@ class Conversation:
         return await self._compactor.redo()
 
     async def edit_summary(self, text: str) -> Entry:
-        """Replaces the active summary; the old one stays in the log, and `undo_compaction` restores it.
+        """Replaces the active summary. The old one stays in the log, and `undo_compaction` restores it.
 
         Args:
             text: The new summary.
@@ -324,7 +324,7 @@ class Conversation:
         return await search_messages(self.engine, query, where=own, order=order, min_score=min_score, limit=limit)
 
     async def usage(self) -> UsageReport:
-        """Token usage of the next request, before the user's message, and the number that triggers a compaction; with
+        """Token usage of the next request, before the user's message, and the number that triggers a compaction. With
         context management off, the number above which a request is refused. Inside a turn, the next request is the one
         that answers the newest message. Of a history too long to be read whole, the stored counts are summed."""
         assembly = (await self._assembler.draft_current()).assembly
@@ -412,7 +412,7 @@ class Conversation:
         return (await self.engine.store.message_index.find_topics([key])).get(key, [])
 
     async def cost(self) -> float:
-        """Cost of the conversation so far, with its summaries and what was imported, in US dollars; model calls without
+        """Cost of the conversation so far, with its summaries and what was imported, in US dollars. Model calls without
         a price count 0."""
         return await self.engine.store.get_conversation_cost(self.id)
 

@@ -39,7 +39,7 @@ GROUP_BYTES = 4_000_000
 MIN_PARALLEL_BYTES = 30_000_000
 """Bytes of files below which other processes would start for longer than they save."""
 MAX_LISTED_ERRORS = 1_000
-"""Errors that a report lists; more are counted."""
+"""Errors that a report lists. More are counted."""
 
 
 class ImportOptions(NamedTuple):
@@ -78,7 +78,7 @@ class ImportedConversation:
         self.recorded: RecordedSession | None = None
         """What the gateway recorded of it, with which it is merged."""
         self.ledger: ImportLedger | None = None
-        """Items that earlier imports wrote; None until it is read."""
+        """Items that earlier imports wrote. None until it is read."""
         self.positions: dict[str, Position] = {}
         self.has_new = False
         self.observer = SessionObserver()
@@ -155,7 +155,7 @@ def read_batches(source: Source, files: Sequence[Path], options: ImportOptions) 
 
 
 def find_version(source: Source, path: Path) -> FileVersion | None:
-    """Size and time of a file; None if it still grows, because its reader holds back the end."""
+    """Size and time of a file, or None if it still grows, because its reader holds back the end."""
     try:
         version = FileVersion(make_file_key(source.name, str(path)), *get_fingerprint(path))
         return None if is_growing(path) else version
@@ -316,7 +316,7 @@ class _BatchWriter:
         self._store, self._source, self._options, self._report = store, source, options, report
 
     async def write(self, batch: ReadBatch) -> bool:
-        """Writes a batch; returns whether it added messages."""
+        """Writes a batch. Returns whether it added messages."""
         unread = [part for part in batch.parts if part.conversation.ledger is None]
         if unread:
             await self._read_ledgers(unread)

@@ -1,7 +1,7 @@
 """Hand-over: what another agent needs to continue a conversation, within a token budget.
 
 It has the task, the state, the decisions, the open ends, the last turns and where to read more; each statement cites
-its message (`[#12]`). A summarizer that the settings name writes the state; without one, all lines are extracted, and
+its message (`[#12]`). A summarizer that the settings name writes the state. Without one, all lines are extracted, and
 the same conversation always gives the same text.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DEFAULT_HANDOVER_TOKENS = 4_000
 MIN_HANDOVER_TOKENS, MAX_HANDOVER_TOKENS = 200, 50_000
 MAX_READ_MESSAGES = 2_000
-"""Newest messages that are read; older ones are in the summary, or can be read by number."""
+"""Newest messages that are read. Older ones are in the summary, or can be read by number."""
 MAX_FIRST_MESSAGES = 4
 """User messages that are searched for the first request: an agent's own context may precede it."""
 SUMMARY_SHARE = 0.45
@@ -47,7 +47,7 @@ class Handover(FrozenModel):
     tokens: int
     max_tokens: int
     model: str | None
-    """Model that wrote the state; None for an extract."""
+    """Model that wrote the state, or None for an extract."""
     sources: tuple[int, ...]
     """Messages that the text cites."""
 
@@ -63,7 +63,7 @@ async def write_handover(
 ) -> Handover:
     """Writes the hand-over of a branch in at most `max_tokens`, without changing the branch.
 
-    Secrets are masked unless `mask` is false. The summarizer is called only if the settings name one; if it fails, the
+    Secrets are masked unless `mask` is false. The summarizer is called only if the settings name one. If it fails, the
     state is an extract.
     """
     if not MIN_HANDOVER_TOKENS <= max_tokens <= MAX_HANDOVER_TOKENS:
@@ -144,7 +144,7 @@ async def _read_material(engine: EngineState, conversation: str, branch: int, *,
 
 
 def _remove_boilerplate(entry: Entry, agent: str | None) -> Entry | None:
-    """The entry without what a coding agent added to its message; None if that is all."""
+    """The entry without what a coding agent added to its message, or None if that is all."""
     message = entry.message
     spoken = remove_boilerplate(message, agent=agent)
     if not spoken.parts:
@@ -153,7 +153,7 @@ def _remove_boilerplate(entry: Entry, agent: str | None) -> Entry | None:
 
 
 def mask_entry(entry: Entry) -> Entry:
-    """The entry with the secrets of its message masked; it is no longer what the log has recorded."""
+    """The entry with the secrets of its message masked. It is no longer what the log has recorded."""
     message = entry.message
     masked = mask_message(message)
     return entry if masked == message else entry._replace(raw=masked.canonical_json(), content_digest=None)

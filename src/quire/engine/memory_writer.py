@@ -68,7 +68,7 @@ class MemoryWriter:
         self._engine, self._conversation, self._branch = engine, conversation, branch
 
     async def remember(self, text: str, *, replaces: str | None, recalled_texts: Iterable[str]) -> str:
-        """Stores a memory, or the correction of the memory `replaces`; returns the answer for the model."""
+        """Stores a memory, or the correction of the memory `replaces`. Returns the answer for the model."""
         from quire.context.memory import validate_new_memory
 
         engine, namespace = self._engine, memory_namespace(self._engine.agent)

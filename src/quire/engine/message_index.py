@@ -48,7 +48,7 @@ def schedule_indexing(engine: EngineState) -> None:
 async def index_messages(
     engine: EngineState, *, conversations: Collection[str] | None = None, batch_entries: int = BATCH_ENTRIES
 ) -> int:
-    """Indexes all entries of these conversations (None: of the tenant) that are not indexed; returns their number.
+    """Indexes all entries of these conversations (None: of the tenant) that are not indexed. Returns their number.
 
     Importers call it with `BULK_BATCH_ENTRIES`.
     """
@@ -59,7 +59,7 @@ async def index_messages(
 
 
 async def index_inline(engine: EngineState, *, conversations: Collection[str] | None = None) -> bool:
-    """Indexes up to `MAX_INLINE_ENTRIES` entries now, and the rest in the background; True if nothing is left.
+    """Indexes up to `MAX_INLINE_ENTRIES` entries now, and the rest in the background, or True if nothing is left.
 
     Vectors of a slow embedder are left to the background: a request does not wait for them.
     """
@@ -172,7 +172,7 @@ async def _build_updates(
 
 
 def _prepare(engine: EngineState, tasks: Sequence[SegmentTask]) -> list[_PreparedSegment | None]:
-    """Decodes segments and extracts messages; None for bytes that cannot be read."""
+    """Decodes segments and extracts messages, or None for bytes that cannot be read."""
     from quire.search.segment_codec import decode_segment
     from quire.search.segments import IndexedMessage
 

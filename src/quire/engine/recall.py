@@ -144,7 +144,7 @@ def _is_current(cached: CachedIndex, refs: Sequence[SegmentRef], *, upto: int) -
 
 
 def _is_unchanged(cached: CachedIndex, refs: Sequence[SegmentRef]) -> bool:
-    """Whether these segments still hold what the cached index has; they may have grown."""
+    """Whether these segments still hold what the cached index has. They may have grown."""
     known = {(ref.branch, ref.segment): (ref.erasures, ref.embedder) for ref in refs}
     return all(known.get((ref.branch, ref.segment)) == (ref.erasures, ref.embedder) for ref in cached.refs)
 
@@ -265,7 +265,7 @@ class Recall:
 
 
 def make_candidate(entry: Entry, score: float, *, query: str, counter: TokenCounter | None = None) -> RecallCandidate:
-    """A message for `render_recalled`; a long one with excerpts that are relevant to the query. With a counter, a short
+    """A message for `render_recalled`. A long one with excerpts that are relevant to the query. With a counter, a short
     one is rendered for several requests."""
     if len(entry.raw) <= MAX_WHOLE_MESSAGE_CHARS:
         return RecallCandidate(entry, score, whole=render_whole(entry, counter) if counter is not None else None)

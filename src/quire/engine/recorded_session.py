@@ -62,7 +62,7 @@ class RecordedSession:
         return session
 
     def _add(self, entry: Entry, before: Position) -> Position:
-        """Adds an entry; returns the last message that has words."""
+        """Adds an entry. Returns the last message that has words."""
         if entry.purged_at is not None:
             purged = (entry.created_at, (entry.branch, entry.seq))
             self._purged = max(self._purged or purged, purged)
@@ -79,7 +79,7 @@ class RecordedSession:
         return position
 
     def _digest_words(self, message: Message) -> bytes | None:
-        """Digest of what was said; None if the agent wrote all of it."""
+        """Digest of what was said, or None if the agent wrote all of it."""
         if self._masker is not None:
             message = self._masker.mask_message(message)
         spoken = normalize_message(remove_boilerplate(message, agent=self._agent))

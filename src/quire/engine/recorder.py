@@ -76,12 +76,12 @@ class Recorder:
         )
 
     async def make_drafts(self, pending: Sequence[PendingMessage]) -> list[Draft]:
-        """Drafts of these messages; counting their tokens may take a worker thread."""
+        """Drafts of these messages. Counting their tokens may take a worker thread."""
         size = measure_messages(each.message for each in pending)
         return await run_sized(size, lambda: [self.make_draft(each) for each in pending])
 
     async def append(self, *messages: Message, after: bytes | None = None) -> list[Entry]:
-        """Stores messages with their token counts; raises `StaleHead` if `after` is not the path of the head."""
+        """Stores messages with their token counts. Raises `StaleHead` if `after` is not the path of the head."""
         pending = [PendingMessage(message) for message in messages]
         digests = [digest for each in pending for digest in each.blob_digests()]
         await self.engine.runtime.blobs.load(self.engine.store, [], digests)
@@ -95,7 +95,7 @@ class Recorder:
     async def record(
         self, reply: Reply, *, request: Request, references: Sequence[DocumentReference] = (), incomplete: bool = False
     ) -> list[Entry]:
-        """Stores the reply, its question and the manifest; a reply that calls no tools gets the totals of its turn."""
+        """Stores the reply, its question and the manifest. A reply that calls no tools gets the totals of its turn."""
         cost, totals = self.engine.config.compute_cost(reply.usage, request.assembly.policy.model), None
         if not reply.message.tool_calls:
             steps = await read_turn_steps(
@@ -171,7 +171,7 @@ class Recorder:
         return tokens > min(policy.trigger_tokens, int(policy.window * threshold))
 
     async def record_question(self, request: Request) -> tuple[list[Entry], Request]:
-        """Stores the pending messages before the request is sent; returns the request with nothing pending."""
+        """Stores the pending messages before the request is sent. Returns the request with nothing pending."""
         if not request.pending:
             return [], request
         store, drafts, lease = self.engine.store, await self.make_drafts(request.pending), self.lease
@@ -265,7 +265,7 @@ class Recorder:
         return stored
 
     async def _update_calibration(self, request: Request, reply: Reply) -> tuple[str, str] | None:
-        """Adds the reported usage of a request; returns (model, JSON) if it is to be stored.
+        """Adds the reported usage of a request. Returns (model, JSON) if it is to be stored.
 
         Usage that Quire estimated itself is ignored.
         """

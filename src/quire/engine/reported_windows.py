@@ -15,7 +15,7 @@ from quire.model import Policy
 from quire.view.budget import MAX_RATIO, MIN_RATIO
 
 MIN_REPORTED_WINDOW_TOKENS = 512
-"""Smallest context window that is taken from an error; a smaller one is ignored."""
+"""Smallest context window that is taken from an error. A smaller one is ignored."""
 REPORTED_WINDOW_SECONDS = 3_600.0
 """Seconds that a reported window bounds the window of the settings."""
 REPORTED_WINDOW_CACHE_SIZE = 1_000

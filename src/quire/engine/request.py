@@ -17,7 +17,7 @@ from quire.wire.labels import LABEL_PREFIX
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A text of the application's to include in a request; it is stored, so that the request can be replayed."""
+    """A text of the application's to include in a request. It is stored, so that the request can be replayed."""
 
     name: str
     text: str
@@ -68,7 +68,7 @@ class Request:
     start_path: bytes | None = None
     """The path of a list that begins with the reply, where a compaction of the provider replaces all before."""
     strict_head: bool = False
-    """Raises `StaleHead` if a concurrent append moved the head; otherwise the reply is appended after it."""
+    """Raises `StaleHead` if a concurrent append moved the head. Otherwise the reply is appended after it."""
     reservation: SpendReservation | None = None
     """The estimated cost that is reserved under a spend cap."""
     body: bytes | None = None

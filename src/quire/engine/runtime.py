@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from quire.search.segments import Segment
 
 MAX_CACHED_BLOBS = 200
-"""Blobs in the cache; the cache is cleared when it holds more."""
+"""Blobs in the cache. The cache is cleared when it holds more."""
 MAX_CACHED_BLOB_BYTES = 32_000_000
-"""Bytes of the blobs in the cache, as base64; the cache is cleared when it holds more."""
+"""Bytes of the blobs in the cache, as base64. The cache is cleared when it holds more."""
 IDLE_CONVERSATION_SECONDS = 900.0
 """Seconds without a request after which the caches of a conversation expire."""
 MAX_WINDOW_BYTES = 16_000_000
@@ -52,13 +52,13 @@ MAX_SENT_BODY_BYTES = 16_000_000
 ENTRY_BYTES = 600
 """Bytes that an entry of a cached window takes in addition to its text."""
 MAX_RECALL_INDEX_BYTES = 256_000_000
-"""Bytes of cached recall indexes; a message takes about 900."""
+"""Bytes of cached recall indexes. A message takes about 900."""
 MAX_RECALLED_BYTES = 32_000_000
 """Bytes of cached messages that were recalled, which the next requests of their conversations often recall again."""
 MAX_CONVERSATION_RECALLED_BYTES = 2_000_000
 """Bytes of these that one branch keeps from earlier requests."""
 MAX_CATALOG_BYTES = 2_000_000_000
-"""Bytes of the cached message catalogs of all tenants; a message takes about 120. One tenant of ten million messages
+"""Bytes of the cached message catalogs of all tenants. A message takes about 120. One tenant of ten million messages
 and many small ones fit, so that these do not drop what takes the first search half a minute to read."""
 MAX_CACHED_SUMMARIES = 10_000
 """Extractive summaries of documents in the LRU cache."""
@@ -120,7 +120,7 @@ class CatalogCache:
             self._total -= self._sizes.pop(key, 0)
 
     def evict(self, tenant: str, embedder: str | None) -> None:
-        """Drops the least recently used catalogs above `MAX_CATALOG_BYTES`, after this one has changed; one alone may
+        """Drops the least recently used catalogs above `MAX_CATALOG_BYTES`, after this one has changed. One alone may
         be larger."""
         key = (tenant, embedder)
         if key in self._catalogs:
@@ -193,7 +193,7 @@ class EngineRuntime:
     async def read_window(
         self, store: SqlStore, conversation: str, branch: int, *, max_tokens: int, read_branch: Branch | None = None
     ) -> Window:
-        """The window of a branch for its next request; entries that its last request used are not read again."""
+        """The window of a branch for its next request. Entries that its last request used are not read again."""
         key = (conversation, branch)
         known = self.windows.get(key)
         window = await store.read_window(
@@ -278,7 +278,7 @@ class BlobCache:
         self._cache[digest] = base64.b64encode(data).decode()
 
     async def load(self, store: SqlStore, entries: Sequence[Entry], digests: Collection[str] = ()) -> None:
-        """Loads the blobs that these entries reference, and those with these digests; missing ones are skipped.
+        """Loads the blobs that these entries reference, and those with these digests. Missing ones are skipped.
 
         A full cache is cleared first, except for the blobs to load: the store may not hold them yet.
         """
@@ -313,5 +313,5 @@ def measure_recalled(recalled: RecalledMessages) -> int:
 
 
 def _measure_index(cached: CachedIndex) -> int:
-    """Size of a cached index; one that is larger than the cache fills it alone."""
+    """Size of a cached index. One that is larger than the cache fills it alone."""
     return min(cached.nbytes, MAX_RECALL_INDEX_BYTES)

@@ -1,7 +1,7 @@
 """Search: all messages of a tenant in one query, vault documents, and memories.
 
-Messages are found by words and by meaning, archived or not, on all branches; a message that forks share is found once,
-on the branch that owns it. A few messages that are not indexed yet are indexed before the search; the rest in the
+Messages are found by words and by meaning, archived or not, on all branches. A message that forks share is found once,
+on the branch that owns it. A few messages that are not indexed yet are indexed before the search. The rest in the
 background, and the result says that it may be incomplete.
 """
 
@@ -36,11 +36,11 @@ MAX_REFRESH_READS = 100_000
 """Reads of changed segments in one search, in case others change as fast as it reads."""
 REQUEST_REFRESH_SECONDS = 8.0
 """Time in which the search of a request reads changed segments. The first one of a process has millions of messages to
-read in a tenant of that size; it answers with what it has, and the next one continues there."""
+read in a tenant of that size. It answers with what it has, and the next one continues there."""
 
 
 class MessageFilter(FrozenModel):
-    """Conditions on the messages of a search; those that are None do not apply."""
+    """Conditions on the messages of a search. Those that are None do not apply."""
 
     conversations: tuple[str, ...] | None = Field(default=None, description="Ids of the conversations to search.")
     project: str | None = Field(default=None, description="Project of the conversation's origin.")
@@ -151,7 +151,7 @@ def _find_topic_terms(topic: Topic) -> set[str]:
 
 
 async def search_documents(engine: EngineState, query: str, *, limit: int) -> list[SearchHit]:
-    """Searches the indexed passages of vault documents; a hit's key is the document's path."""
+    """Searches the indexed passages of vault documents. A hit's key is the document's path."""
     if engine.vault is None:
         return []
     scope = vault_scope(engine.vault.name)
@@ -159,7 +159,7 @@ async def search_documents(engine: EngineState, query: str, *, limit: int) -> li
 
 
 async def search_memories(engine: EngineState, query: str, *, limit: int) -> list[SearchHit]:
-    """Searches the agent's memories; a hit's key is the memory's id."""
+    """Searches the agent's memories. A hit's key is the memory's id."""
     scope = memory_scope(memory_namespace(engine.agent))
     return await search_passages(engine.store, engine.embedder, query, scope=scope, limit=limit)
 
@@ -210,7 +210,7 @@ async def _search_catalog(
 async def _refresh(
     reader: SqlStore, catalog: "MessageCatalog", terms: Sequence[str], *, ends_at: float
 ) -> MessageIndexRead:
-    """Adds the segments that changed since the last search, up to a time of the event loop; returns the last read, with
+    """Adds the segments that changed since the last search, up to a time of the event loop. Returns the last read, with
     the postings of the terms."""
     from quire.search.catalog import SegmentChange
 

@@ -50,7 +50,7 @@ class FoundSource(NamedTuple):
 
 
 def find_sources(env: Mapping[str, str]) -> list[FoundSource]:
-    """The programs whose usual places have files; reads names, sizes and times only."""
+    """The programs whose usual places have files. Reads names, sizes and times only."""
     found: list[FoundSource] = []
     for source in SOURCES.values():
         paths = source.find_default_paths(env)
@@ -100,7 +100,7 @@ async def import_sources(
     *,
     on_progress: Callable[[str, int], None] | None = None,
 ) -> ImportReport:
-    """Imports these files; calls `on_progress` with the title of the source and the number of files that are done."""
+    """Imports these files. Calls `on_progress` with the title of the source and the number of files that are done."""
     total = ImportReport(total_files=sum(len(each.files) for each in found))
     for each in found:
         before = total.files

@@ -49,7 +49,7 @@ async def check_spend_cap(engine: EngineState, conversation: str) -> None:
 async def reserve_spend(
     engine: EngineState, conversation: str, *, model: str, input_tokens: int, output_tokens: int, stored_bytes: int = 0
 ) -> SpendReservation | None:
-    """Reserves the estimated cost of a call, and the bytes that it will store; None if no cap or quota applies.
+    """Reserves the estimated cost of a call, and the bytes that it will store, or None if no cap or quota applies.
 
     Raises `SpendCapReached` if a cap or the daily budget is spent, and `SpendReserved` if calls in progress may spend
     the rest of a cap. Likewise `StorageQuotaReached`, and `TooManyRequests` if calls in progress may store the rest of

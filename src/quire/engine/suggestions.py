@@ -34,7 +34,7 @@ _FILE_NAME = re.compile(r"(?<![\w@/\[.\\-])\w[\w./-]{0,200}\.[A-Za-z][A-Za-z0-9]
 
 
 async def find_suggestion(engine: EngineState, conversation: str, branch: int) -> ContextSuggestion | None:
-    """The suggestion for the turn that the newest reply of the branch ended; None without one."""
+    """The suggestion for the turn that the newest reply of the branch ended, or None without one."""
     if engine.vault is None and not (engine.agent.rules or engine.agent.references or engine.agent.tools):
         return None
     store = engine.store

@@ -22,7 +22,7 @@ from quire.settings.schema import tenant_quota_for
 from quire.store import DEFAULT_TENANT, SqlStore
 
 MAX_CACHED_ENGINES = 1_000
-"""Maximum tenants with a cached engine; creating one takes about a millisecond."""
+"""Maximum tenants with a cached engine. Creating one takes about a millisecond."""
 
 
 class TenantEngines:

@@ -59,7 +59,7 @@ async def find_unread(store: SqlStore, conversation: str, branch: int) -> Span |
 async def index_topics(engine: EngineState, conversation: str, branch: int) -> int:
     """Indexes what no index covers yet, and returns the number of topics.
 
-    Raises `SummaryFailed` if the model cannot be reached; what was indexed before stays.
+    Raises `SummaryFailed` if the model cannot be reached. What was indexed before stays.
     """
     summarizer = await load_summarizer(engine) if engine.config.has_topic_index else None
     unread = await find_unread(engine.store, conversation, branch) if summarizer is not None else None

@@ -345,7 +345,7 @@ def _estimate_tokens(message: Message) -> int:
 
 
 def _get_first(arguments: dict[str, Any], names: Iterable[str]) -> str | None:
-    """The first of these arguments; a command may be a list of words."""
+    """The first of these arguments. A command may be a list of words."""
     for name in names:
         value = arguments.get(name)
         if isinstance(value, str) and value:

@@ -30,11 +30,11 @@ FindingKind = Literal[
     "expiring",
 ]
 MAX_EVIDENCE = 100
-"""Pieces of evidence that a finding lists, the largest first; more are counted."""
+"""Pieces of evidence that a finding lists, the largest first. More are counted."""
 MIN_ACTIVE_DAYS, EXPENSIVE_DAY_FACTOR, MIN_EXPENSIVE_DAY_USD = 5, 3, 5.0
 """A day is expensive from this cost and multiple of the median on, where that many days have a cost."""
 NEIGHBOUR_DAYS, MIN_NEIGHBOUR_DAYS = 14, 7
-"""Days with a cost before and after a day whose medians it is compared with; fewer than the minimum have no median."""
+"""Days with a cost before and after a day whose medians it is compared with. Fewer than the minimum have no median."""
 MIN_SUB_AGENT_SHARE, MIN_SUB_AGENT_USD = 0.25, 0.1
 """Share of a session's cost, and the cost, from which its sub-agents are evidence."""
 SHOWN_ENTRIES = 3
@@ -43,7 +43,7 @@ SHOWN_ENTRIES = 3
 class Evidence(NamedTuple):
     text: str
     project: str
-    """Folder that the session worked in; empty if it is not of one."""
+    """Folder that the session worked in. Empty if it is not of one."""
     conversation: str | None
     tokens: int
     cost_usd: float
@@ -76,7 +76,7 @@ class ExpiringFile(NamedTuple):
     """Id of its session, or the beginning of it."""
     path: str
     deleted_at: int | None
-    """Microseconds since 1970; None if the program deletes it at its next start."""
+    """Microseconds since 1970, or None if the program deletes it at its next start."""
     reason: str
 
 
@@ -340,7 +340,7 @@ def format_tokens(tokens: int) -> str:
 
 
 def format_dollars(cost_usd: float) -> str:
-    """Dollars with cents; less than a cent is said so."""
+    """Dollars with cents. Less than a cent is said so."""
     if not cost_usd:
         return "no known price"
     return f"${cost_usd:,.2f}" if cost_usd >= 0.005 else "less than $0.01"

@@ -1,7 +1,7 @@
 """Reads the chat history of Aider: a Markdown file in the folder of a repository, with all of its sessions.
 
 A session begins with a heading that has its local time. Lines with `#### ` are the user's, lines with `> ` are
-printed by Aider, and everything else is the reply. Edits are text; there are no tool calls.
+printed by Aider, and everything else is the reply. Edits are text. There are no tool calls.
 """
 
 import os

@@ -8,7 +8,7 @@ from quire.wire.messages.parse import parse_messages
 
 
 def parse_content(role: object, content: object) -> list[Message]:
-    """The messages of one stored message; each tool result is a separate message.
+    """The messages of one stored message. Each tool result is a separate message.
 
     Raises `InvalidEntry` for an unknown role.
     """

@@ -55,15 +55,15 @@ class SourceMessage(NamedTuple):
     id: str
     """Id in the source, stable over imports and unique in the conversation: a UUID, a digest, or `line:N`."""
     parent: str | None
-    """Id of the message before it; None for the first one. A second child of one parent begins a branch."""
+    """Id of the message before it, or None for the first one. A second child of one parent begins a branch."""
     message: Message
-    """Thinking is a `ThinkingPart`; binary data is a data URL, which the writer stores as a blob."""
+    """Thinking is a `ThinkingPart`. Binary data is a data URL, which the writer stores as a blob."""
     at: int | None = None
     """Microseconds since 1970, UTC."""
     usage: Usage | None = None
     cost_usd: float | None = None
     compaction: SourceCompaction | None = None
-    """Set if the message is a summary; it then becomes a compaction instead of a message."""
+    """Set if the message is a summary. It then becomes a compaction instead of a message."""
     dropped: tuple[str, ...] = ()
     """Names of what could not be carried over, such as `toolUseResult`."""
 
@@ -152,7 +152,7 @@ class StoredSource(ABC):
 
     @abstractmethod
     def list_places(self, env: Mapping[str, str]) -> Iterable[Path]:
-        """Every file or folder where the program may store conversations, on any platform; it need not exist."""
+        """Every file or folder where the program may store conversations, on any platform. It need not exist."""
 
     @abstractmethod
     def read_file(self, path: Path, since: int | None) -> Iterator[SourceConversation | SourceError]:
@@ -211,7 +211,7 @@ def get_fingerprint(path: Path) -> tuple[int, int]:
 
 
 def is_before(changed_at: int | None, since: int | None) -> bool:
-    """Whether a conversation was last changed before `since`; False if one of the times is unknown."""
+    """Whether a conversation was last changed before `since`, or False if one of the times is unknown."""
     return since is not None and changed_at is not None and changed_at < since
 
 

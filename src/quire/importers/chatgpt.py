@@ -19,7 +19,7 @@ from quire.model.json_values import dump_json, filter_objects, get_object, get_t
 
 NAME = "chatgpt"
 _PROJECT_PREFIX = "g-p-"
-"""Beginning of the id of a project; other ids in the same field name custom GPTs."""
+"""Beginning of the id of a project. Other ids in the same field name custom GPTs."""
 _CITATION_FIELDS = ("citations", "content_references")
 _INSTRUCTION_FIELDS = ("user_profile", "user_instructions", "model_set_context")
 

@@ -1,7 +1,7 @@
 """Reads the export of Claude.ai: `conversations.json` in a zip archive.
 
 Messages name the message before them, so that branches are read too. A reply holds the calls and the results of its
-tools in one list of blocks; it becomes several messages.
+tools in one list of blocks. It becomes several messages.
 """
 
 import re

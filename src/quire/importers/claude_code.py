@@ -1,6 +1,6 @@
 """Reads the transcripts of Claude Code: one file per session, and one per sub-agent in the session's folder.
 
-Every content block of a reply is one line; lines with the same message id become one message. `parentUuid`
+Every content block of a reply is one line. Lines with the same message id become one message. `parentUuid`
 links the lines to a tree, in which a compaction begins at a new root: `logicalParentUuid` names what came before it.
 """
 
@@ -106,7 +106,7 @@ class ClaudeCodeSource:
 
 
 def _search_file(path: Path) -> tuple[str, bool]:
-    """The title, which may be anywhere in the file, and whether there are side chains; most lines are not parsed."""
+    """The title, which may be anywhere in the file, and whether there are side chains. Most lines are not parsed."""
     titles: dict[str, str] = {}
     with path.open("rb") as stream:
         with mmap(stream.fileno(), 0, access=ACCESS_READ) as data:
@@ -219,7 +219,7 @@ def _is_prompt(line: Mapping[str, Any]) -> bool:
 class _Tree:
     """Links the messages of a transcript.
 
-    Results of parallel calls have the lines of their calls as parents; they follow each other instead, as the model
+    Results of parallel calls have the lines of their calls as parents. They follow each other instead, as the model
     was sent them. A step is a reply with all that follows it up to the next reply or prompt.
     """
 
@@ -306,7 +306,7 @@ class _Tree:
 
 
 def _parse_line(kind: str, value: dict[str, Any]) -> list[SourceMessage]:
-    """The messages of a line; empty if it holds none that the model was sent."""
+    """The messages of a line. Empty if it holds none that the model was sent."""
     uuid, at = str(value["uuid"]), parse_time(value.get("timestamp"))
     if kind == "system":
         return []

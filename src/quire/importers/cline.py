@@ -95,7 +95,7 @@ def _read_usage(metrics: dict[str, Any], model: str | None) -> Usage | None:
 
 
 def _find_row(path: Path, session: str) -> dict[str, Any]:
-    """What the index says about a session; empty if there is none."""
+    """What the index says about a session. Empty if there is none."""
     with suppress(sqlite3.Error, OSError), open_sqlite(path) as database:
         if database.has_tables("sessions"):
             return next(database.query("SELECT * FROM sessions WHERE session_id = ?", (session,)), dict[str, Any]())

@@ -93,7 +93,7 @@ class CodexSource:
 
 
 def _read_lines(path: Path) -> Iterator[JsonLine | SourceError]:
-    """The lines of a rollout; one error if it is compressed and cannot be unpacked."""
+    """The lines of a rollout. One error if it is compressed and cannot be unpacked."""
     if path.suffix != ".zst":
         with path.open("rb") as stream:
             yield from parse_json_lines(stream, name=path.name, is_skipped=_is_bookkeeping)
@@ -135,7 +135,7 @@ class _BoundedStream:
 
 
 class _History:
-    """Turns lines to messages. The items of one response are one message; the record of its usage ends it."""
+    """Turns lines to messages. The items of one response are one message. The record of its usage ends it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -81,7 +81,7 @@ class CopilotChatSource(StoredSource):
             )
 
     def _read_rounds(self, raw: dict[str, Any]) -> list[Message]:
-        """The steps of a response with tools; empty if the session does not have them."""
+        """The steps of a response with tools. Empty if the session does not have them."""
         metadata = get_object(get_object(raw, "result"), "metadata")
         results, messages = get_object(metadata, "toolCallResults"), list[Message]()
         for step in filter_objects(metadata.get("toolCallRounds")):
@@ -107,7 +107,7 @@ class CopilotChatSource(StoredSource):
         return messages
 
     def _read_response(self, raw: dict[str, Any]) -> list[Message]:
-        """What the user saw of a response, as one message; a tool is described by a sentence."""
+        """What the user saw of a response, as one message. A tool is described by a sentence."""
         parts: list[Part] = []
         for piece in filter_objects(raw.get("response")):
             value = piece.get("value")
@@ -127,7 +127,7 @@ class CopilotChatSource(StoredSource):
 
 
 def _apply(state: dict[str, Any], line: dict[str, Any]) -> dict[str, Any]:
-    """The state after one line; a line that does not fit the state changes nothing."""
+    """The state after one line. A line that does not fit the state changes nothing."""
     kind, value = line.get("kind"), line.get("v")
     keys = list_values(line.get("k"))
     if kind == _STATE:

@@ -1,6 +1,6 @@
 """Reads the conversations of an export: a JSON file, a zip archive with such files, or a directory of them.
 
-Members of an archive are found by their names alone and read into memory or as a stream; nothing is unpacked to disk,
+Members of an archive are found by their names alone and read into memory or as a stream. Nothing is unpacked to disk,
 so a path in a name has no effect. Archives are untrusted: the directory of the archive, the bytes that it unpacks to
 and its compression ratio are bounded.
 """
@@ -27,11 +27,11 @@ MAX_DIRECTORY_FILES = 100_000
 MAX_UNPACKED_BYTES = 16_000_000_000
 """Maximum bytes that one archive unpacks to, over all members that are read."""
 MAX_COMPRESSION_RATIO = 200
-"""Maximum ratio of unpacked to packed bytes of one member; text is at about 10, and deflate ends at 1,032."""
+"""Maximum ratio of unpacked to packed bytes of one member. Text is at about 10, and deflate ends at 1,032."""
 MIN_RATIO_BYTES = 10_000_000
 """Members that unpack to less may have any ratio."""
 MAX_CONVERSATION_BYTES = 100_000_000
-"""Maximum bytes of all attachments of one conversation, which are in memory together; the others are dropped."""
+"""Maximum bytes of all attachments of one conversation, which are in memory together. The others are dropped."""
 _ASSET_ID = re.compile(r"(file[-_][0-9A-Za-z]+|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})")
 _READ_ERRORS = (OSError, BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError)
 """Errors of an archive that is damaged, encrypted or too large."""
@@ -49,7 +49,7 @@ class ExportSource(ABC):
 
     @abstractmethod
     def read_conversation(self, raw: dict[str, Any], files: "ExportFiles") -> SourceConversation:
-        """Makes a conversation of one object; raises `ValueError` if it is none."""
+        """Makes a conversation of one object. Raises `ValueError` if it is none."""
 
     def find_updated_at(self, raw: dict[str, Any]) -> int | None:
         """Time of a conversation's last change, if the export has it."""
@@ -105,7 +105,7 @@ class AttachmentReader:
         self._bytes = 0
 
     def read(self, asset_id: str) -> bytes | None:
-        """The bytes of an attachment; None if they are not in the export, or if they exceed a limit."""
+        """The bytes of an attachment, or None if they are not in the export, or if they exceed a limit."""
         data = self._files.read_asset(asset_id) if self._bytes < MAX_CONVERSATION_BYTES else None
         self._bytes += len(data or b"")
         return data
@@ -145,7 +145,7 @@ class ExportFiles:
             self._file.close()
 
     def iter_members(self, pattern: re.Pattern[str]) -> Iterator[ExportMember]:
-        """Members whose file name matches the whole pattern; the file itself if it is no archive."""
+        """Members whose file name matches the whole pattern. The file itself if it is no archive."""
         if self._archive is None:
             with self._path.open("rb") as stream:
                 yield ExportMember(self._path.name, stream)
@@ -157,7 +157,7 @@ class ExportFiles:
                     yield ExportMember(name, stream)
 
     def read_asset(self, asset_id: str) -> bytes | None:
-        """The bytes of the file whose name begins with this id; None if there is none, or if it is too large."""
+        """The bytes of the file whose name begins with this id, or None if there is none, or if it is too large."""
         if self._assets is None:
             entries: list[tuple[str, ZipInfo | Path]]
             if self._archive is not None:

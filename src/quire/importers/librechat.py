@@ -37,7 +37,7 @@ class LibreChatSource(ExportSource):
             is_user = each.get("isCreatedByUser") is True
             dropped = [name for name in ("error", "feedback") if each.get(name)]
             attachments: list[Part] = []
-            """Files are on the server of LibreChat; the export has only images with their data or their address."""
+            """Files are on the server of LibreChat. The export has only images with their data or their address."""
             for file in [*filter_objects(each.get("files")), *filter_objects(each.get("attachments"))]:
                 part = make_url_part(file.get("filepath"), name=file.get("filename"))
                 if part is None:

@@ -1,7 +1,7 @@
 """Reads the log of simonw/llm: `logs.db`, in both of its schemas.
 
 Until version 0.35 a row of `responses` is a prompt with its reply. From 0.36 on, messages are a tree of content hashes,
-with their parts as rows; a thread points at its last message, and a turn is one model call. An upgraded database has
+with their parts as rows. A thread points at its last message, and a turn is one model call. An upgraded database has
 both.
 """
 

@@ -96,7 +96,7 @@ class LmStudioSource(StoredSource):
 
 
 def _read_usage(version: dict[str, Any], model: str | None) -> Usage | None:
-    """Tokens of all generations of a reply; several blocks of it may name the same one."""
+    """Tokens of all generations of a reply. Several blocks of it may name the same one."""
     generations = {
         dump_json(info): info for step in filter_objects(version.get("steps")) if (info := get_object(step, "genInfo"))
     }

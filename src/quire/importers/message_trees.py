@@ -53,7 +53,7 @@ class MessageNode(NamedTuple):
     id: str
     parent: str | None
     messages: tuple[Message, ...] = ()
-    """In order; a reply with tool calls and their results is several messages."""
+    """In order. A reply with tool calls and their results is several messages."""
     at: int | None = None
     usage: Usage | None = None
     dropped: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ def mark_missing(messages: tuple[Message, ...], *, role: Role, dropped: Collecti
 def order_nodes(nodes: Iterable[MessageNode], *, leaf: str | None) -> Iterator[SourceMessage | SourceError]:
     """Yields the messages of all nodes, parents first and the path to `leaf` before other branches.
 
-    A missing parent, a second node with the same id, and a node that is its own ancestor are errors; the node with a
+    A missing parent, a second node with the same id, and a node that is its own ancestor are errors. The node with a
     missing parent is still read, as the first message of a branch.
     """
     by_id: dict[str, MessageNode] = {}
@@ -193,7 +193,7 @@ class ToolTurn:
         self._call_count = 0
 
     def add(self, *parts: Part) -> None:
-        """Adds what the assistant says; results before it end the message with their calls."""
+        """Adds what the assistant says. Results before it end the message with their calls."""
         if parts and self._results:
             self._end_step()
         self._parts += parts
@@ -212,7 +212,7 @@ class ToolTurn:
     def answer(
         self, content: Iterable[ToolResultContent], *, call_id: str | None = None, is_error: bool = False
     ) -> None:
-        """Adds the result of a call; without an id, of the first call that has none."""
+        """Adds the result of a call. Without an id, of the first call that has none."""
         if call_id is None or call_id not in self._open_calls:
             call_id = self._open_calls[0] if self._open_calls else call_id or f"{self._id}:{self._call_count}"
         if call_id in self._open_calls:

@@ -1,7 +1,7 @@
 """Reads chats that Open WebUI exported: a JSON array, or one chat a line as its API streams them.
 
 A chat is a tree of messages with a current leaf. Newer versions store a reply as items of the Responses format
-(`output`); older ones write thinking and tool calls as HTML into its text.
+(`output`). Older ones write thinking and tool calls as HTML into its text.
 """
 
 import re

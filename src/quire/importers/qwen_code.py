@@ -117,7 +117,7 @@ class QwenCodeSource(StoredSource):
 
 
 def _find_sub_agent(value: dict[str, Any]) -> str | None:
-    """Id of the sub-agent whose reply this line of telemetry is about; the prompt is `session#agent#number`."""
+    """Id of the sub-agent whose reply this line of telemetry is about. The prompt is `session#agent#number`."""
     event = get_object(get_object(value, "systemPayload"), "uiEvent")
     prompt = (get_text(event, "prompt_id") or "").split("#")
     is_reply = event.get("event.name") == "qwen-code.api_response" and "subagent_name" in event

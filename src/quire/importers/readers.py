@@ -23,7 +23,7 @@ from quire.model.json_values import is_object
 from quire.wire.json_limits import exceeds_json_limit
 
 MAX_LINE_BYTES = 64_000_000
-"""Maximum length of one line; a longer one is skipped without being loaded."""
+"""Maximum length of one line. A longer one is skipped without being loaded."""
 _SKIP_BYTES = 1_000_000
 
 MAX_VALUE_BYTES = 64_000_000
@@ -39,7 +39,7 @@ _PARSER_DEPTH = 100
 """Nesting up to which `parse_json` is used; its parser refuses more than 200 levels."""
 _CHUNK_BYTES = 256 * 1024
 _NEXT_BRACKET = re.compile(rb'[^"\[\]{}]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*"[^"\[\]{}]*+)*([\[\]{}]?)', re.DOTALL)
-"""Everything up to a bracket outside of strings, and the bracket; without one, up to a string that does not end."""
+"""Everything up to a bracket outside of strings, and the bracket. Without one, up to a string that does not end."""
 _STRING_REST = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*', re.DOTALL)
 _BETWEEN_VALUES = b" \t\r\n,"
 _OTHER_ENCODINGS = (b"\xff\xfe", b"\xfe\xff", b"\x00")
@@ -55,7 +55,7 @@ SQLITE_HEADER = b"SQLite format 3\x00"
 
 
 def parse_json(data: bytes) -> Any:
-    """Parses JSON of a bounded depth and number of values, and replaces lone surrogates; raises `ValueError` if it is
+    """Parses JSON of a bounded depth and number of values, and replaces lone surrogates. Raises `ValueError` if it is
     not valid."""
     if exceeds_json_limit(data, MAX_PARSED_SEPARATORS):
         raise ValueError(f"it has more than {MAX_PARSED_SEPARATORS:,} values and keys")
@@ -125,7 +125,7 @@ def read_json_values(stream: IO[bytes], *, name: str) -> Iterator[JsonValue | So
     """The objects of a document: items of its array, or each of several values. Other values are errors.
 
     Exports are single arrays of hundreds of megabytes. A scanner finds where each item ends, and only that item is
-    parsed. Streaming parsers of others build any item however large it is; here a larger one is skipped without being
+    parsed. Streaming parsers of others build any item however large it is. Here a larger one is skipped without being
     loaded.
     """
     for number, piece in enumerate(_Scanner().scan(stream), start=1):
@@ -230,7 +230,7 @@ class _Scanner:
             self._add(chunk[start:])
 
     def _finish_string(self, chunk: bytes, position: int) -> int:
-        """Position after the string that contains `position`; the end of the chunk if it does not end here."""
+        """Position after the string that contains `position`. The end of the chunk if it does not end here."""
         rest = _STRING_REST.match(chunk, position + self._is_escaped)
         end = rest.end() if rest is not None else len(chunk)
         self._in_string = chunk[end : end + 1] != b'"'
@@ -282,7 +282,7 @@ class SqliteReader:
 
 @contextmanager
 def open_sqlite(path: Path) -> Generator[SqliteReader]:
-    """Opens a database read-only; raises `sqlite3.Error` or `OSError` if it is none."""
+    """Opens a database read-only. Raises `sqlite3.Error` or `OSError` if it is none."""
     with path.open("rb") as stream:
         if stream.read(len(SQLITE_HEADER)) != SQLITE_HEADER:
             raise sqlite3.DatabaseError("it is not a SQLite database")
@@ -302,21 +302,21 @@ MAX_JSON_FILE_BYTES = MAX_VALUE_BYTES
 
 
 def read_json_file(path: Path) -> Any:
-    """The JSON value of a whole file; raises `ValueError` if it is too large, or not complete yet."""
+    """The JSON value of a whole file. Raises `ValueError` if it is too large, or not complete yet."""
     if path.stat().st_size > MAX_JSON_FILE_BYTES:
         raise ValueError(f"it has more than {MAX_JSON_FILE_BYTES:,} bytes")
     return parse_json(path.read_bytes())
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object of a whole file; raises `ValueError` if it holds anything else."""
+    """The JSON object of a whole file. Raises `ValueError` if it holds anything else."""
     if not is_object(value := read_json_file(path)):
         raise ValueError("it is no JSON object")
     return value
 
 
 def import_zstd() -> Any:
-    """The module for Zstandard: of Python 3.14, or its backport; raises `ImportError` if there is neither."""
+    """The module for Zstandard: of Python 3.14, or its backport. Raises `ImportError` if there is neither."""
     try:
         return import_module("compression.zstd")
     except ImportError:

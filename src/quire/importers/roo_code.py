@@ -1,7 +1,7 @@
 """Reads the tasks of Roo Code, and of other extensions with the same files: one folder each.
 
 `api_conversation_history.json` has the messages, `ui_messages.json` the usage of each request. Roo Code hides what it
-condensed or truncated and does not delete it; the summary names it by an id.
+condensed or truncated and does not delete it. The summary names it by an id.
 """
 
 from bisect import bisect_right
@@ -120,7 +120,7 @@ def _read_requests(folder: Path) -> list[_Request]:
 
 
 def read_count_ms(value: object) -> int:
-    """A time in milliseconds; 0 for anything else."""
+    """A time in milliseconds, or 0 for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 

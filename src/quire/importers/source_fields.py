@@ -21,11 +21,11 @@ MAX_TOKEN_COUNT = 10**9
 MAX_COST_USD = 10**6
 """Larger costs of one message are errors of the program that wrote them."""
 MAX_SECONDS = 10**10
-"""Latest time in seconds; a larger number is in milliseconds."""
+"""Latest time in seconds. A larger number is in milliseconds."""
 MAX_MICROS = 253_402_300_799_000_000
 """The year 9999, the last that `datetime` can format."""
 MAX_ATTACHMENT_BYTES = 20_000_000
-"""Maximum size of one image or file; a larger one is dropped."""
+"""Maximum size of one image or file. A larger one is dropped."""
 MAX_NAME_CHARS = 200
 _DEFAULT_MEDIA_TYPE = "application/octet-stream"
 _MAGIC_NUMBERS = (
@@ -37,7 +37,7 @@ _MAGIC_NUMBERS = (
 
 
 def read_id(value: object) -> str | None:
-    """An id as text; None if it is empty or neither text nor a number."""
+    """An id as text, or None if it is empty or neither text nor a number."""
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         return None
     text = clean_text(str(value))
@@ -56,7 +56,7 @@ def read_title(value: object) -> str:
 
 
 def parse_time(value: object) -> int | None:
-    """Microseconds of an ISO 8601 text, or of a number of seconds or milliseconds since 1970; None for anything else.
+    """Microseconds of an ISO 8601 text, or of a number of seconds or milliseconds since 1970. None for anything else.
 
     A text without a time zone is in UTC.
     """
@@ -79,14 +79,14 @@ def parse_time(value: object) -> int | None:
 
 
 def read_count(value: object) -> int:
-    """A number of tokens; 0 for anything else."""
+    """A number of tokens, or 0 for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0
     return int(value) if 0 <= value <= MAX_TOKEN_COUNT else 0
 
 
 def read_usage(fields: Mapping[str, Any], *, model: object) -> Usage | None:
-    """Usage from the names that OpenAI, Anthropic and Ollama use; an estimate of nothing where only the model is known.
+    """Usage from the names that OpenAI, Anthropic and Ollama use. An estimate of nothing where only the model is known.
 
     `input_tokens` is the whole prompt, including cached tokens.
     """
@@ -113,7 +113,7 @@ def add_usage(
     output: object,
     reasoning: object = 0,
 ) -> Usage | None:
-    """Usage of a program that stores cached tokens outside of its input; None if all counts are 0.
+    """Usage of a program that stores cached tokens outside of its input, or None if all counts are 0.
 
     `reasoning` is not part of `output`.
     """
@@ -132,14 +132,14 @@ def add_usage(
 
 
 def read_cost(value: object) -> float | None:
-    """A cost in dollars; None for 0, which programs also write for a model whose price they do not know."""
+    """A cost in dollars, or None for 0, which programs also write for a model whose price they do not know."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if 0 < value < MAX_COST_USD else None
 
 
 def list_values(value: object) -> list[Any]:
-    """Items of an untrusted list; empty if it is not a list."""
+    """Items of an untrusted list. Empty if it is not a list."""
     return cast("list[Any]", value) if isinstance(value, list) else []
 
 
@@ -170,7 +170,7 @@ def make_media_part(data: bytes, *, media_type: object = None, name: object = No
 
 
 def make_url_part(url: object, *, name: object = None) -> ImagePart | FilePart | None:
-    """A part for a data URL or a web address of an image; None for a link that only the program can open."""
+    """A part for a data URL or a web address of an image, or None for a link that only the program can open."""
     if not isinstance(url, str) or len(url) > 2 * MAX_ATTACHMENT_BYTES:
         return None
     if split := split_data_url(url):

@@ -82,7 +82,7 @@ def remove_from_index_rows(
     *,
     remove_numbers: Callable[[bytes, Collection[int]], bytes],
 ) -> None:
-    """Removes these passage numbers from rows; deletes rows that become empty."""
+    """Removes these passage numbers from rows. Deletes rows that become empty."""
     by_block: dict[int, dict[str, Collection[int]]] = {}
     for (block, term), numbers in removed.items():
         by_block.setdefault(block, {})[term] = numbers

@@ -1,6 +1,6 @@
 """Memories of agents. A memory is immutable: to correct it, retire it and add another.
 
-Each cites the message that it came from and is purged with it; a search finds only memories that are not retired.
+Each cites the message that it came from and is purged with it. A search finds only memories that are not retired.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -155,7 +155,7 @@ def erase_memories(connection: Connection, tenant: str, to_purge: Iterable[Memor
 def _lock_citation(
     connection: Connection, tenant: str, citation: Citation | None, source: str | None
 ) -> Citation | None:
-    """The citation under the branch that owns the message; locks it against a purge until this transaction ends."""
+    """The citation under the branch that owns the message. Locks it against a purge until this transaction ends."""
     if citation is None and source is None:
         raise InvalidEntry("A memory needs a citation or a source; give the message or the file that it is from.")
     if citation is None:
@@ -218,7 +218,7 @@ def _to_row(tenant: str, memory: Memory) -> dict[str, object]:
 
 
 def _to_memory(row: Sequence[Any]) -> Memory:
-    """The memory; raises `IntegrityViolation` if its row was changed, because requests contain its text."""
+    """The memory. Raises `IntegrityViolation` if its row was changed, because requests contain its text."""
     *values, digest = row
     memory, namespace, text, conversation, branch, seq, *rest = values
     check_row(values, digest, name=f"memory {memory!r}")

@@ -115,7 +115,7 @@ def _list_segment_ranges(tenant: str, branch: Branch) -> list[dict[str, Any]]:
 def read_segments(
     connection: Connection, tenant: str, conversation: str, refs: Sequence[SegmentRef]
 ) -> list[SegmentData]:
-    """The bytes of these segments, in order; raises `StaleSegment` if one was rewritten since it was listed."""
+    """The bytes of these segments, in order. Raises `StaleSegment` if one was rewritten since it was listed."""
     data_by_revision: dict[int, SegmentData] = {}
     for branch, first, last in _group_consecutive(refs):
         params = {"tenant": tenant, "conversation": conversation, "branch": branch, "first": first, "last": last}
@@ -230,7 +230,7 @@ def _make_task(
     last: int,
     embedder: str | None,
 ) -> SegmentTask | None:
-    """The task of one segment; None if it has everything."""
+    """The task of one segment, or None if it has everything."""
     first = segment * ENTRIES_PER_SEGMENT + 1
     data: SegmentData | None = None
     if stored is not None and stored.format == FORMAT_VERSION:
@@ -525,7 +525,7 @@ def mark_all_unindexed(connection: Connection, tenant: str) -> None:
 
 
 def mark_unembedded(connection: Connection, tenant: str, embedder: str) -> int:
-    """Marks the branches with messages that lack a vector of this embedder as unindexed; returns their number."""
+    """Marks the branches with messages that lack a vector of this embedder as unindexed. Returns their number."""
     lacking = or_(message_segments.c.embedder.is_(None), message_segments.c.embedder != embedder)
     query = (
         select(message_segments.c.conversation, message_segments.c.branch, func.max(message_segments.c.last_seq))

@@ -59,7 +59,7 @@ class _StoredPassage(NamedTuple):
     embedder: str | None
 
     def is_same_as(self, passage: Passage) -> bool:
-        """Whether nothing needs to be written; a passage without a vector does not remove a stored one."""
+        """Whether nothing needs to be written. A passage without a vector does not remove a stored one."""
         stored = Passage(self.key, self.text, self.part, self.title, self.at)
         return stored.digest == self.digest == passage.digest and passage.embedder in (None, self.embedder)
 
@@ -293,7 +293,7 @@ def hybrid_search(
     vector: ArrayLike | None = None,
     embedder: str | None = None,
 ) -> list[SearchHit]:
-    """The passages of these scopes that match the query, best first; any text is a valid query.
+    """The passages of these scopes that match the query, best first. Any text is a valid query.
 
     With a vector and the name of its embedder, also passages with similar vectors.
     """

@@ -83,7 +83,7 @@ class SegmentRef(NamedTuple):
     """Number of changes to rows that it had: by purges, and by topics that were added."""
     format: int
     embedder: str | None
-    """Embedder of all messages in it; None if some have no vector."""
+    """Embedder of all messages in it, or None if some have no vector."""
 
 
 class SegmentData(NamedTuple):
@@ -101,7 +101,7 @@ class SegmentTask(NamedTuple):
     """The last entry that it should have."""
     stored: SegmentRef | None
     data: SegmentData | None
-    """Its bytes, if they are extended; None if it is built from all its entries."""
+    """Its bytes, if they are extended, or None if it is built from all its entries."""
     entries: tuple[Entry, ...]
     topics: Mapping[int, Sequence[str]] | None = None
     """Of a segment that is built again: texts of topics by the number of a message that they cite."""

@@ -31,7 +31,7 @@ _BLOCKS_PER_READ = 64
 
 
 def pack_vector(vector: ArrayLike) -> bytes:
-    """Packs a vector for the store: float32 bytes of unit length; zeros, which match nothing, if it has no length."""
+    """Packs a vector for the store: float32 bytes of unit length. Zeros, which match nothing, if it has no length."""
     import numpy as np
 
     array = np.asarray(vector, dtype=np.float32)
@@ -127,7 +127,7 @@ _SIMILAR = text("""
 
 
 def _vector_term(embedder: str, dimensions: int) -> str:
-    """The index term of vectors; it cannot collide with a word, since no word contains a colon."""
+    """The index term of vectors. It cannot collide with a word, since no word contains a colon."""
     return f"{VECTOR_TERM_PREFIX}{embedder}:{dimensions}"
 
 

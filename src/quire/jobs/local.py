@@ -1,7 +1,7 @@
 """Runs jobs in this process: for SQLite, and for servers without workers.
 
 Of the same job at most one waits and one runs at a time, as in the queue. Jobs that wait when the process ends are
-lost, and the next sweep finds them; a backtest continues when it is read.
+lost, and the next sweep finds them. A backtest continues when it is read.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ MAX_CONCURRENT_JOBS = 2
 
 
 class LocalJobs:
-    """Runs jobs as asyncio tasks; with a sweeper, also the jobs that a periodic sweep finds."""
+    """Runs jobs as asyncio tasks. With a sweeper, also the jobs that a periodic sweep finds."""
 
     def __init__(
         self,

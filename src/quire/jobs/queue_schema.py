@@ -30,7 +30,7 @@ def require_procrastinate() -> None:
 
 
 def upgrade(url: str) -> str:
-    """Migrates the queue of the database at `url` for the installed Procrastinate; returns the last migration.
+    """Migrates the queue of the database at `url` for the installed Procrastinate. Returns the last migration.
 
     Runs in one transaction, after any concurrent upgrade.
     """
@@ -87,7 +87,7 @@ def _has_jobs(connection: Connection) -> bool:
 
 
 def _applied_migrations(connection: Connection) -> set[str] | None:
-    """The migrations that Quire applied; None if the tables are missing or belong to another application."""
+    """The migrations that Quire applied, or None if the tables are missing or belong to another application."""
     if connection.execute(text(f"SELECT to_regclass('{_MIGRATIONS_TABLE}') IS NULL")).scalar():
         return None
     return set(connection.execute(text(f"SELECT migration FROM {_MIGRATIONS_TABLE}")).scalars())  # noqa: S608 (a constant)
@@ -108,7 +108,7 @@ def _run_script(connection: Connection, script: str) -> None:
 
 
 def list_migrations() -> list[Path]:
-    """Procrastinate's migrations, in order; a database created from the full schema has them all."""
+    """Procrastinate's migrations, in order. A database created from the full schema has them all."""
     from procrastinate.schema import SchemaManager
 
     return sorted(Path(SchemaManager.get_migrations_path()).glob("*.sql"))

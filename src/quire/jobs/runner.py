@@ -38,7 +38,7 @@ from quire.usage.insights import count_usage
 
 DAY_MICROSECONDS = 86_400_000_000
 MAX_ATTEMPTS = 5
-"""Attempts after which a job is abandoned; a later sweep may enqueue it again."""
+"""Attempts after which a job is abandoned. A later sweep may enqueue it again."""
 MAX_CONSECUTIVE_FAILURES = 3
 """Documents in a row without a usable summary after which the rest of the vault waits for the next run."""
 
@@ -55,7 +55,7 @@ class JobRunner:
         self._store, self._engines, self._clock = store, engines, clock
 
     async def run(self, job: Job) -> JobOutcome:
-        """Does what is missing; nothing if the conversation is gone."""
+        """Does what is missing. Nothing if the conversation is gone."""
         try:
             return await self._dispatch(job)
         except NOT_FOUND_ERRORS:
@@ -158,7 +158,7 @@ class AttemptResult(NamedTuple):
 
     follow_ups: tuple[Job, ...] = ()
     retry_after_seconds: float | None = None
-    """Delay before the next attempt; None if there is none."""
+    """Delay before the next attempt, or None if there is none."""
 
 
 @dataclass(slots=True)
@@ -210,7 +210,7 @@ def backoff_seconds(attempt: int) -> float:
 
 
 async def summarize_documents(engine: Engine, vault: Vault, model: Model) -> int:
-    """Writes a sentence by the model for documents whose first paragraph says too little; returns their number.
+    """Writes a sentence by the model for documents whose first paragraph says too little. Returns their number.
 
     The index is built without a model, so that it never waits for one. Such a document then has its leading sentences
     as its summary. This function looks for those, so that each document is summarized once, and again after a change.

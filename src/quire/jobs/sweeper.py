@@ -147,7 +147,7 @@ class Sweeper:
         return len(tenants)
 
     async def _iter_idle(self, part: AllTenants, interval: SweepInterval) -> AsyncGenerator[list[ConversationActivity]]:
-        """Yields pages of idle conversations; a page is recorded as swept when the next one is requested."""
+        """Yields pages of idle conversations. A page is recorded as swept when the next one is requested."""
         until = self._clock() - interval.idle_microseconds
         since = await part.get_sweep_time(interval.name)
         if since is None:

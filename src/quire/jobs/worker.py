@@ -35,9 +35,9 @@ class WorkerOptions:
     heartbeat_seconds: float = 10.0
     """Interval of the heartbeat."""
     stalled_seconds: float = 30.0
-    """A worker without a heartbeat for this long is considered dead; its jobs are requeued."""
+    """A worker without a heartbeat for this long is considered dead. Its jobs are requeued."""
     sweep_cron: str = "* * * * *"
-    """When to sweep, in cron syntax; one of all workers does it."""
+    """When to sweep, in cron syntax. One of all workers does it."""
 
 
 class Worker:
@@ -57,7 +57,7 @@ class Worker:
         return self._runner.counts
 
     def stop(self) -> None:
-        """Starts the graceful shutdown: fetches no more jobs; running ones finish, or are requeued after the grace
+        """Starts the graceful shutdown: fetches no more jobs. Running ones finish, or are requeued after the grace
         period."""
         self._stop.set()
 

@@ -88,19 +88,19 @@ class CachedRequest:
     """When the reply was recorded, in microseconds."""
     model: str
     codec: Codec | None = None
-    """Format of the body; None for an imported reply."""
+    """Format of the body, or None for an imported reply."""
     fields: Mapping[str, Any] | None = None
-    """The body as it was sent, parsed; None if it is not stored."""
+    """The body as it was sent, parsed, or None if it is not stored."""
     cache_seconds: int = 300
     """Lifetime of what the request wrote to the cache."""
     usage: Usage | None = None
-    """As the provider reported it; None if it did not."""
+    """As the provider reported it, or None if it did not."""
     total_tokens: int = 0
     """Tokens of the request by Quire's count."""
     summary: object = None
-    """What identifies the summary in the request, the client's or Quire's; None if it has none."""
+    """What identifies the summary in the request, the client's or Quire's, or None if it has none."""
     edits: object = None
-    """What identifies Quire's own edits of the list; None if it has none."""
+    """What identifies Quire's own edits of the list, or None if it has none."""
     provider_edits: Sequence[ProviderEdit] = ()
 
 
@@ -135,13 +135,13 @@ class CacheBreak:
     seconds: int
     """Time between the two replies."""
     tokens: int | None
-    """Tokens that the earlier request had cached and that were processed again; None if not known."""
+    """Tokens that the earlier request had cached and that were processed again, or None if not known."""
     is_estimated: bool
     """The provider did not report its cache: `tokens` is estimated from the sizes of the bodies."""
     read_tokens: int | None
-    """Tokens that the cache served; None if not reported."""
+    """Tokens that the cache served, or None if not reported."""
     cost_usd: float | None
-    """What the tokens cost more than if they had been read from the cache; None if not known."""
+    """What the tokens cost more than if they had been read from the cache, or None if not known."""
 
 
 class _Missed(NamedTuple):
@@ -154,7 +154,7 @@ class _Missed(NamedTuple):
 def find_cache_break(
     before: CachedRequest, after: CachedRequest, compute_cost: Callable[[Usage, str, datetime], Cost]
 ) -> CacheBreak | None:
-    """Why the later of two consecutive requests was not served from the cache; None if it was."""
+    """Why the later of two consecutive requests was not served from the cache, or None if it was."""
     change = _find_change(before, after)
     missed = _count_missed(before, after, is_changed=change is not None)
     if missed is not None and missed.tokens < MIN_BREAK_TOKENS:
@@ -179,7 +179,7 @@ def find_cache_break(
 
 
 def _find_change(before: CachedRequest, after: CachedRequest) -> PrefixChange | None:
-    """The first difference of the two prompts; None if the later one extends the other, or a body is not stored."""
+    """The first difference of the two prompts, or None if the later one extends the other, or a body is not stored."""
     # An imported reply names the provider's model, a recorded request the client's.
     if before.model != after.model and (before.codec is None) == (after.codec is None):
         return PrefixChange("model", 0, before.model, after.model)

@@ -26,7 +26,7 @@ MAX_WALKED_ENTRIES = 4_000
 MAX_SEARCHED_CONVERSATIONS = 3
 """Other conversations of a client's session in which the request before a new list is searched, newest first."""
 BODY_BATCH_SIZE = 16
-"""Bodies that are in memory at a time; long sessions have requests of a megabyte."""
+"""Bodies that are in memory at a time. Long sessions have requests of a megabyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class CacheReport:
 
     @property
     def unknown(self) -> str | None:
-        """What is not known, as a sentence; None if everything is."""
+        """What is not known, as a sentence, or None if everything is."""
         if not self.requests:
             return "No request with a usage is recorded, so nothing is known about the cache."
         parts = [

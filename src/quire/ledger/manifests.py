@@ -22,7 +22,7 @@ class ManifestChange(NamedTuple):
 
 
 def diff_manifests(before: Manifest, after: Manifest) -> list[ManifestChange]:
-    """Every item or message whose decision or text differs between the two requests; of a thinned manifest, only the
+    """Every item or message whose decision or text differs between the two requests. Of a thinned manifest, only the
     decisions are compared."""
     compare = partial(_make_comparison_key, with_text=not (before.thinned or after.thinned))
     changes: list[ManifestChange] = []

@@ -37,7 +37,7 @@ class Replay:
     missing: tuple[str, ...]
     """What was purged since the request was made, by number or name."""
     sent_body: bytes | None = None
-    """The body as it was sent upstream, to the byte, or with masked secrets; None if it is not stored."""
+    """The body as it was sent upstream, to the byte, or with masked secrets, or None if it is not stored."""
 
     @property
     def is_as_sent(self) -> bool:
@@ -52,7 +52,7 @@ class Replay:
 
     @property
     def unknown(self) -> str | None:
-        """What would have to be known to give back the bytes that were sent; None if they are given back."""
+        """What would have to be known to give back the bytes that were sent, or None if they are given back."""
         forwarded = self.manifest.forwarded
         if self.is_as_sent:
             return None
@@ -82,7 +82,7 @@ class Replay:
 
     @property
     def mismatch(self) -> str | None:
-        """Why the rebuilt request does not match; None if it does."""
+        """Why the rebuilt request does not match, or None if it does."""
         if self.rendered is not None and self.rendered.digest == self.manifest.digest:
             return None
         if self.manifest.thinned:
@@ -109,7 +109,7 @@ class _NullCounter:
 
 
 async def load_sent_body(store: SqlStore, manifest: Manifest, reply_seq: int) -> bytes | None:
-    """The body of a recorded request as it was sent upstream, or with masked secrets; None if it is not stored.
+    """The body of a recorded request as it was sent upstream, or with masked secrets, or None if it is not stored.
 
     Raises `IntegrityViolation` if the stored bytes are not the ones that were recorded.
     """

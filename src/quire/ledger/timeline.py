@@ -87,14 +87,14 @@ class TimelineRow(NamedTuple):
     cache_read_tokens: int | None
     cache_write_tokens: int | None
     cost_usd: float | None
-    """A lower bound unless `is_cost_complete`; None if nothing is known."""
+    """A lower bound unless `is_cost_complete`, or None if nothing is known."""
     is_cost_complete: bool
     sub_agent_usd: float | None = None
     """At the last request of a turn that called sub-agents: what these cost."""
 
 
 class TimelineEvent(NamedTuple):
-    """A compaction or an edit; it acts on the requests whose replies come after it."""
+    """A compaction or an edit. It acts on the requests whose replies come after it."""
 
     seq: int
     created_at: int
@@ -302,7 +302,7 @@ def _encode_runs(runs: Iterable[_Run]) -> str:
 
 
 def decode_fates(code: str) -> Iterator[tuple[Span, Fate]]:
-    """The runs of a code; entries after the last one are no part of the request."""
+    """The runs of a code. Entries after the last one are no part of the request."""
     position, index = 1, 0
     while index < len(code):
         end = index + 1

@@ -55,7 +55,7 @@ def is_called_directly(name: str, base_url: str) -> bool:
 
 
 class ChatCompletionsModel:
-    """One model of one server. Tasks can share it; event loops can use it one after the other."""
+    """One model of one server. Tasks can share it. Event loops can use it one after the other."""
 
     def __init__(self, name: str, *, base_url: str, api_key: str | None = None) -> None:
         self.name, self.base_url = name, base_url
@@ -122,7 +122,7 @@ class ChatCompletionsModel:
 
     @asynccontextmanager
     async def _request(self, prompt: Prompt, *, streamed: bool) -> AsyncGenerator[httpx2.Response]:
-        """Yields the response once its status is known; raises the `ModelError` of one that is no success."""
+        """Yields the response once its status is known. Raises the `ModelError` of one that is no success."""
         url = f"{self.base_url.rstrip('/')}/chat/completions"
         timeout = prompt.timeout or DEFAULT_TIMEOUT_SECONDS
         async with self:

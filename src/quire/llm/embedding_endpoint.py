@@ -29,7 +29,7 @@ MAX_TEXT_CHARS = 8_000
 MAX_BATCH_TEXTS, MAX_BATCH_CHARS = 128, 200_000
 """Maximum texts and characters in one request."""
 MAX_BACKOFF_SECONDS = 20.0
-"""Maximum seconds before a retry; if the server asks for a longer wait, the call fails."""
+"""Maximum seconds before a retry. If the server asks for a longer wait, the call fails."""
 
 
 class EndpointEmbedder:
@@ -158,7 +158,7 @@ async def connect_endpoint_embedder(
 
 
 def _parse_rows(response: object, count: int, dimensions: int | None, model: str) -> Vectors:
-    """Returns the vectors in the order of the texts; raises an error unless there is exactly one for each text."""
+    """Returns the vectors in the order of the texts. Raises an error unless there is exactly one for each text."""
     if isinstance(response, dict) and "error" in response and "data" not in response:
         raise classify_error(200, cast(object, response), model=model)
     try:

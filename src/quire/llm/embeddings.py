@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Vectors = NDArray[np.float32]
 
 MAX_LOCAL_TEXT_CHARS = 20_000
-"""Maximum characters of a text that the static model reads; the mean over more words has little meaning."""
+"""Maximum characters of a text that the static model reads. The mean over more words has little meaning."""
 MATRYOSHKA_DIMENSIONS = 128
 """Leading dimensions of the static model that are stored: it is trained to be truncated."""
 MAX_CACHED_WORDS, MAX_CACHED_WORD_CHARS = 65_536, 40
@@ -75,7 +75,7 @@ def normalize_rows(rows: NDArray[np.float64] | Vectors) -> Vectors:
 
 
 class LocalEmbedder:
-    """wordllama's static model: the mean of a text's token vectors. Offline; a text takes well under 1 ms."""
+    """wordllama's static model: the mean of a text's token vectors. Offline. A text takes well under 1 ms."""
 
     def __init__(self, tokenizer: Any, table: Vectors) -> None:
         self.name = f"wordllama-{table.shape[1]}"
@@ -111,7 +111,7 @@ tokens."""
 
 
 class _WordIdCache(dict[str, list[int]]):
-    """Token ids of words, which are encoded at the first lookup; emptied when it is full."""
+    """Token ids of words, which are encoded at the first lookup. Emptied when it is full."""
 
     def __init__(self, encode: Callable[[str], list[int]]) -> None:
         self._encode_word = encode

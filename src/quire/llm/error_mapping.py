@@ -41,7 +41,7 @@ _MAX_COUNT = 1_000_000_000
 _MAX_MESSAGE_CHARS = 600
 """Maximum characters of a provider's message in an error."""
 MAX_CLASSIFIED_CHARS = 4_096
-"""Maximum characters of a provider's messages that are searched for phrases; a provider may repeat a client's text."""
+"""Maximum characters of a provider's messages that are searched for phrases. A provider may repeat a client's text."""
 MAX_BODY_DEPTH = 32
 """Maximum depth of an error body in which codes and messages are collected."""
 _MAX_CAUSES = 20
@@ -285,7 +285,7 @@ def _collect_details(body: object, details: _ErrorDetails, *, depth: int = 0) ->
 
 
 def classify_exception(exc: BaseException, *, model: str | None = None) -> ModelError | None:
-    """Maps an exception of pydantic-ai or the HTTP client; None for one that the provider did not cause."""
+    """Maps an exception of pydantic-ai or the HTTP client, or None for one that the provider did not cause."""
     import httpx2
     from pydantic_ai import exceptions as pai_errors
 
@@ -342,7 +342,7 @@ def map_transport_error(
     url_name: str = "`base_url`",
     timeout_name: str = "the timeout",
 ) -> ModelError | None:
-    """Maps an exception that is a transport error or is caused by one; None for any other.
+    """Maps an exception that is a transport error or is caused by one, or None for any other.
 
     `target` is what was called, for errors that name no host. `url_name` and `timeout_name` are what the user can
     change: the setting that holds the URL, and the one that allows more time.

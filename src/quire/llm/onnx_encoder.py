@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ONNX_PREFIX = "onnx:"
 """Begins the setting `embeddings` that names the folder of an encoder."""
 MAX_ENCODED_TOKENS = 256
-"""Tokens of a text that are encoded; sentence encoders are trained on fewer."""
+"""Tokens of a text that are encoded. Sentence encoders are trained on fewer."""
 MAX_ENCODED_CHARS = 4_000
 """Characters of a text that are tokenized."""
 MAX_BATCH_TEXTS, MAX_BATCH_TOKENS = 32, 4_096

@@ -43,7 +43,7 @@ PydanticAIContent = str | pai.ImageUrl | pai.BinaryContent
 
 
 class VerbatimToolCallPart(pai.ToolCallPart[Any]):
-    """A call whose arguments are sent as the model wrote them; pydantic-ai would serialize them again."""
+    """A call whose arguments are sent as the model wrote them. Pydantic-ai would serialize them again."""
 
     def args_as_json_str(self) -> str:
         return self.args if isinstance(self.args, str) else super().args_as_json_str()

@@ -31,7 +31,7 @@ warnings.filterwarnings("ignore", message="Sampling parameters .* are not suppor
 
 
 class PydanticAIModel:
-    """One model at one provider. Tasks can share it; event loops can use it one after the other."""
+    """One model at one provider. Tasks can share it. Event loops can use it one after the other."""
 
     def __init__(self, name: str, model: ProviderModel) -> None:
         self.name = name

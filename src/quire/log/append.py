@@ -171,7 +171,7 @@ _PATH_COLUMNS = ("tenant", "path", "conversation", "branch", "seq")
 
 
 def insert_blob_uses(connection: Connection, tenant: str, entry_digests: Iterable[tuple[Entry, set[str]]]) -> None:
-    """Records which entry references which blob; raises `BlobNotFound` for a blob that is not stored."""
+    """Records which entry references which blob. Raises `BlobNotFound` for a blob that is not stored."""
     uses = [(entry, bytes.fromhex(digest)) for entry, digests in entry_digests for digest in sorted(digests)]
     if not uses:
         return

@@ -99,7 +99,7 @@ def is_missing_blob(error: BlobNotFound | StoreError) -> bool:
 
 
 def record_blob_uses(connection: Connection, tenant: str, entry: Entry, digests: Iterable[str]) -> None:
-    """Records that this entry references these blobs; existing rows are skipped."""
+    """Records that this entry references these blobs. Existing rows are skipped."""
     key = {"tenant": tenant, "conversation": entry.conversation, "branch": entry.branch, "seq": entry.seq}
     rows = [key | {"digest": bytes.fromhex(digest)} for digest in sorted(set(digests))]
     if rows:
@@ -131,7 +131,7 @@ def get_stored_blob(connection: Connection, tenant: str, digest: str) -> StoredB
 
 
 def check_blob(blob: Blob, digest: str) -> Blob:
-    """The blob; raises `IntegrityViolation` if it does not have its digest."""
+    """The blob. Raises `IntegrityViolation` if it does not have its digest."""
     if not has_digest(blob, bytes.fromhex(digest)):
         raise IntegrityViolation(f"The blob {digest} does not have the bytes of its digest; restore it from a backup.")
     return blob

@@ -237,7 +237,7 @@ def list_conversation_ids(
 
 
 def get_conversations(connection: Connection, tenant: str, ids: Collection[str]) -> dict[str, ConversationRecord]:
-    """Conversations by id; unknown ones are left out."""
+    """Conversations by id. Unknown ones are left out."""
     query = _CONVERSATIONS.where(conversations.c.conversation.in_(bindparam("ids", expanding=True)))
     rows = connection.execute(query, {"tenant": tenant, "ids": sorted(ids)}) if ids else ()
     return {record.id: record for record in map(_to_conversation, rows)}
@@ -402,7 +402,7 @@ _branches_lock = Lock()
 
 
 def parse_branch_row(row: tuple[Any, ...]) -> Branch:
-    """The branch; raises `IntegrityViolation` if its row was changed, because requests are built from its state."""
+    """The branch. Raises `IntegrityViolation` if its row was changed, because requests are built from its state."""
     with _branches_lock:
         branch = branches_by_row.get(row)
     if branch is None:
@@ -422,7 +422,7 @@ def move_head(connection: Connection, tenant: str, branch: Branch, *, expected: 
     """Writes the new head of the branch and, at most once per `TOUCH_INTERVAL_MICROS`, the time of the update.
 
     The branch is marked as unindexed and uncounted, so that neither the message index nor the usage roll-up misses an
-    entry. With `expected`, the batch fails if that is not the branch's row; without it, the row is locked.
+    entry. With `expected`, the batch fails if that is not the branch's row. Without it, the row is locked.
     """
     at, updated_at = now(), branch.updated_at
     if at - updated_at > TOUCH_INTERVAL_MICROS:

@@ -38,7 +38,7 @@ from quire.model import (
 )
 
 MAX_ITEM_ID_CHARS = 100
-"""Maximum length of an item's id in the ledger; a longer one is replaced by its digest."""
+"""Maximum length of an item's id in the ledger. A longer one is replaced by its digest."""
 MAX_LISTED_CONVERSATIONS = 500
 """Conversations whose ledger one statement reads."""
 
@@ -46,7 +46,7 @@ _LEDGER_COLUMNS = ("tenant", "conversation", "item", "digest", "branch", "seq")
 _AUTHORS: dict[str, Author] = {"user": "user", "system": "user", "assistant": "assistant", "tool": "tool"}
 
 Position = tuple[int, int]
-"""Branch and number of an entry; the branch is the one that owns the entry."""
+"""Branch and number of an entry. The branch is the one that owns the entry."""
 
 
 class ImportItem(NamedTuple):
@@ -54,7 +54,7 @@ class ImportItem(NamedTuple):
 
     id: str
     parent: str | None
-    """Id of the item before it; None for the first message of a branch."""
+    """Id of the item before it, or None for the first message of a branch."""
     raw: str
     """Canonical JSON of the message."""
     role: str
@@ -99,7 +99,7 @@ def make_item_id(text: str) -> str:
 
 
 def read_ledgers(connection: Connection, tenant: str, conversation_ids: Collection[str]) -> dict[str, ImportLedger]:
-    """The imported items of these conversations, by conversation; one without any is absent."""
+    """The imported items of these conversations, by conversation. One without any is absent."""
     ledgers: dict[str, ImportLedger] = {}
     for ids in _split(sorted(conversation_ids)):
         query = select(imports.c.conversation, imports.c.item, imports.c.digest, imports.c.branch, imports.c.seq).where(
@@ -136,7 +136,7 @@ def _split(values: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def append_items(connection: Connection, tenant: str, batches: Sequence[ImportBatch]) -> list[dict[str, Position]]:
-    """Appends the items that are not imported yet; returns the position of each item.
+    """Appends the items that are not imported yet. Returns the position of each item.
 
     An item whose parent is not the last entry of its branch begins a new branch.
     """
@@ -399,7 +399,7 @@ class Imports(StorePart):
     read_observations = read_bulk(noticed.read_observations)
 
     async def append(self, batches: Sequence[ImportBatch]) -> list[dict[str, Position]]:
-        """Appends the items that are not imported yet, in one transaction; returns the position of each item."""
+        """Appends the items that are not imported yet, in one transaction. Returns the position of each item."""
         try:
             return await self.run(write_bulk, append_items, batches)
         except StoreError as error:

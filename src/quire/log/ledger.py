@@ -31,7 +31,7 @@ def insert_manifest(
     request_id: str | None = None,
     response_id: str | None = None,
 ) -> bool:
-    """Stores a manifest; returns False if a retry finds it stored. Only without a mask may it be encoded.
+    """Stores a manifest. Returns False if a retry finds it stored. Only without a mask may it be encoded.
 
     Raises `StaleHead` if the manifest of another request is stored under this reply.
     """
@@ -56,7 +56,7 @@ def insert_manifest(
 
 
 def import_manifest(connection: Connection, tenant: str, reply: Entry, manifest: Manifest) -> None:
-    """Stores the manifest of an exported conversation; blobs that were purged before the export are not referenced."""
+    """Stores the manifest of an exported conversation. Blobs that were purged before the export are not referenced."""
     encoded = EncodedManifest.from_manifest(_mask_names(connection, manifest))
     insert_rows(connection, manifests, [to_manifest_row(to_key(tenant, reply), encoded)])
     record_blob_uses(connection, tenant, reply, select_stored(connection, tenant, encoded.blobs))
@@ -127,7 +127,7 @@ def find_response(connection: Connection, tenant: str, response_id: str) -> Reco
 
 
 def forget_response(connection: Connection, tenant: str, response_id: str) -> bool:
-    """Removes this response id from every reply that has it; the replies stay. Returns whether there was one."""
+    """Removes this response id from every reply that has it. The replies stay. Returns whether there was one."""
     rows = connection.execute(_select_response(tenant, response_id).with_for_update()).mappings().all()
     if not rows:
         _check_offloaded_response(connection, tenant, response_id)
@@ -253,7 +253,7 @@ def list_manifest_rows(
 
 
 def get_calibration(connection: Connection, tenant: str, model: str) -> str | None:
-    """The calibration of a model; None also if its row was changed: the next replies calibrate the model again."""
+    """The calibration of a model. None also if its row was changed: the next replies calibrate the model again."""
     query = select(calibrations.c.calibration, calibrations.c.row_digest).where(
         calibrations.c.tenant == tenant, calibrations.c.model == model
     )

@@ -20,10 +20,10 @@ from quire.rows.branches import BranchRange
 EntryQuery = Select[*tuple[Any, ...]]
 
 WINDOW_BATCH_SIZE = 512
-"""Entries per statement in a window with `max_tokens`; up to this many are read at once."""
+"""Entries per statement in a window with `max_tokens`. Up to this many are read at once."""
 
 BODY_CHARS_PER_TOKEN = 8
-"""Estimate for a message whose tokens are not counted; its stored JSON is longer than its text."""
+"""Estimate for a message whose tokens are not counted. Its stored JSON is longer than its text."""
 
 _KEY_BATCH_SIZE = 100
 """Maximum keys of messages in one statement."""
@@ -115,7 +115,7 @@ def get_entry(connection: Connection, tenant: str, branch: Branch, seq: int) -> 
 
 
 def read_entries(connection: Connection, tenant: str, branch: Branch, seqs: Collection[int]) -> list[Entry]:
-    """These entries of a branch in ascending order; unknown numbers are skipped."""
+    """These entries of a branch in ascending order. Unknown numbers are skipped."""
     branch.check_in_database()
     result: list[Entry] = []
     for own_range in reversed(list(branch.split_ranges())):
@@ -148,7 +148,7 @@ def read_own_range(
 
 
 def read_messages(connection: Connection, tenant: str, keys: Sequence[MessageKey]) -> list[Entry | None]:
-    """The messages with these keys, in their order; None for one that is gone or purged."""
+    """The messages with these keys, in their order, or None for one that is gone or purged."""
     found: dict[MessageKey, Entry] = {}
     for start in range(0, len(keys), _KEY_BATCH_SIZE):
         # A lookup in the primary key for each message. Each term has the tenant: with a condition on the tenant alone,
@@ -206,7 +206,7 @@ def list_roles(connection: Connection, tenant: str, branch: Branch) -> list[tupl
 
 
 def sum_message_tokens(connection: Connection, tenant: str, branch: Branch, *, first: int, last: int) -> int:
-    """Tokens of the messages `first` to `last` of the branch, without reading them; a message without a count is
+    """Tokens of the messages `first` to `last` of the branch, without reading them. A message without a count is
     estimated as in a window."""
     length = func.length(entries.c.body, type_=Integer)
     if is_encrypting():
@@ -278,7 +278,7 @@ def read_window(
 
 
 def find_changed_range(known: Window, branch: Branch) -> dict[str, Any] | None:
-    """Parameters of `CHANGED` for the entries of a known window; None if they are in rows of several branches."""
+    """Parameters of `CHANGED` for the entries of a known window, or None if they are in rows of several branches."""
     if not known.loaded or known.loaded[-1].seq > branch.head_seq:
         return None
     [own_range, *others] = branch.split_ranges(known.loaded[0].seq)
@@ -367,7 +367,7 @@ def _extend_known(
 
 
 def _sum_loaded_tokens(loaded: Iterable[Entry]) -> int:
-    """Tokens of these entries; estimated for a message without a count."""
+    """Tokens of these entries. Estimated for a message without a count."""
     return sum([len(entry.raw) // BODY_CHARS_PER_TOKEN if entry.tokens is None else entry.tokens for entry in loaded])
 
 
@@ -459,7 +459,7 @@ _TOKEN_SUMS = (
 
 
 def sum_tokens(connection: Connection, tenant: str, conversations: Collection[str]) -> dict[str, int]:
-    """Tokens of all messages of each conversation, on all branches; messages that were not counted add none."""
+    """Tokens of all messages of each conversation, on all branches. Messages that were not counted add none."""
     if not conversations:
         return {}
     rows = connection.execute(_TOKEN_SUMS, {"tenant": tenant, "conversations": list(conversations)})

@@ -1,7 +1,7 @@
 """Bodies of requests as they were sent upstream, to the byte, each stored as a delta to an earlier one.
 
 The base of a delta is the last body of the conversation that the same process recorded, so that recording reads
-nothing. A chain of deltas has at most `MAX_CHAIN_DELTAS`; then follows a whole body. The digest of a body is in its
+nothing. A chain of deltas has at most `MAX_CHAIN_DELTAS`. Then follows a whole body. The digest of a body is in its
 manifest, which is what a body that was read is compared with.
 
 A purge of any content deletes all bodies of the conversation, and no later one is stored: the client still has what was
@@ -90,7 +90,7 @@ def has_purged_content(connection: Connection, tenant: str, conversation: str) -
 
 
 def delete_bodies(connection: Connection, tenant: str, conversation: str) -> None:
-    """Deletes the bodies of a conversation; later ones are not stored."""
+    """Deletes the bodies of a conversation. Later ones are not stored."""
     connection.execute(
         delete(request_bodies).where(request_bodies.c.tenant == tenant, request_bodies.c.conversation == conversation)
     )
@@ -99,7 +99,7 @@ def delete_bodies(connection: Connection, tenant: str, conversation: str) -> Non
 
 
 def get_body(connection: Connection, tenant: str, branch: Branch, seq: int) -> bytes | None:
-    """The body of the request that entry `seq` answered, as it was sent; None if it is not stored."""
+    """The body of the request that entry `seq` answered, as it was sent, or None if it is not stored."""
     owner = branch.find_owner(seq)
     return None if owner is None else BodyReader(connection, tenant, branch.conversation).read((owner, seq))
 

@@ -19,7 +19,7 @@ _UNCOVERED_BY_TABLE = {
     conversations.name: frozenset({"updated_at", "metadata"}),
     documents.name: frozenset({"size", "modified_ns"}),
 }
-"""Columns that are updated without reading the row. `integrity` compares a conversation's time with its branches; a
+"""Columns that are updated without reading the row. `integrity` compares a conversation's time with its branches. A
 document whose size or time differs from its file is indexed again. Servers of the release before 0007 write the digest
 of a conversation without its metadata."""
 
@@ -36,7 +36,7 @@ def covered_columns(table: Table) -> tuple[Column[Any], ...]:
 
 
 def with_row_digest(table: Table, row: Mapping[Any, Any]) -> dict[str, Any]:
-    """The row with its digest; columns that it lacks are NULL."""
+    """The row with its digest. Columns that it lacks are NULL."""
     values = [
         row.get(column.name)
         for column in covered_columns(table)

@@ -15,7 +15,7 @@ from quire.view.secrets import MAX_SPLIT_CHARS, SecretMatch, merge_matches, repl
 
 
 def get_masker(connection: Connection) -> SecretMasker | None:
-    """The masker of the tenant that writes; None for most tenants."""
+    """The masker of the tenant that writes, or None for most tenants."""
     return connection.info.get(MASKER_KEY)
 
 

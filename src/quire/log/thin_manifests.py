@@ -25,7 +25,7 @@ _THINNED = '"thinned":true'
 
 
 def thin_manifests(connection: Connection, tenant: str, conversation: str, *, before: int) -> int:
-    """Thins the manifests of replies from before a time; returns their number. One that was changed stays as it is."""
+    """Thins the manifests of replies from before a time. Returns their number. One that was changed stays as it is."""
     if any(branch.state.offloaded for branch in list_branches(connection, tenant, conversation)):
         return 0
     own = (manifests.c.tenant == tenant, manifests.c.conversation == conversation)
@@ -59,7 +59,7 @@ def thin_manifests(connection: Connection, tenant: str, conversation: str, *, be
 
 
 def _delete_uses(connection: Connection, tenant: str, reply: Entry, needed: Iterable[str]) -> set[bytes]:
-    """Deletes the references of a reply to all blobs but those that are needed; returns the digests."""
+    """Deletes the references of a reply to all blobs but those that are needed. Returns the digests."""
     uses = (
         blob_uses.c.tenant == tenant,
         blob_uses.c.conversation == reply.conversation,

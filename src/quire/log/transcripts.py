@@ -54,7 +54,7 @@ def append_lines(
     *,
     fold_summary: SummaryFold | None = None,
 ) -> int:
-    """Appends the lines whose ids are not stored yet; returns their number."""
+    """Appends the lines whose ids are not stored yet. Returns their number."""
     for text in (*key, *(line.id or "" for line in lines)):
         if len(text.encode(errors="replace")) > MAX_KEY_BYTES or "\x00" in text:
             raise InvalidRequest(f"A key of a transcript has at most {MAX_KEY_BYTES} bytes and no NUL: {text[:80]!r}…")
@@ -102,7 +102,7 @@ def append_lines(
 
 
 def load_lines(connection: Connection, tenant: str, key: TranscriptKey) -> list[str] | None:
-    """The lines in their order; None if there never were any."""
+    """The lines in their order, or None if there never were any."""
     if connection.execute(select(transcripts.c.session).where(*_match(transcripts, tenant, key))).first() is None:
         return None
     query = select(transcript_lines).where(*_match(transcript_lines, tenant, key)).order_by(transcript_lines.c.number)

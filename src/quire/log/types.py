@@ -16,7 +16,7 @@ from quire.rows.branches import BranchRange, find_fork_seq, split_ranges
 """The number of a conversation's first branch."""
 
 MAX_ORIGIN_CHARS = 500
-"""Maximum length of each text of an origin; the rest is cut off, since an index entry of PostgreSQL has at most 2,704
+"""Maximum length of each text of an origin. The rest is cut off, since an index entry of PostgreSQL has at most 2,704
 bytes."""
 
 
@@ -91,7 +91,7 @@ class Branch(NamedTuple):
 
     @property
     def fork_seq(self) -> int:
-        """The last entry that the branch shares with its parent; 0 without one."""
+        """The last entry that the branch shares with its parent, or 0 without one."""
         return find_fork_seq(self.lineage)
 
     def check_in_database(self) -> None:
@@ -126,7 +126,7 @@ class Window(NamedTuple):
     question: Entry | None = None
     """The question of the turn that `messages` begins inside of."""
     loaded: tuple[Entry, ...] = ()
-    """All entries that were read after the covered ones, of any kind; the next read need not repeat them."""
+    """All entries that were read after the covered ones, of any kind. The next read need not repeat them."""
 
 
 class TurnLease(NamedTuple):
@@ -159,7 +159,7 @@ class ReplyRecord(NamedTuple):
     """Everything that one transaction records when a request was answered."""
 
     drafts: tuple[Draft, ...]
-    """New messages; the last one is the reply."""
+    """New messages. The last one is the reply."""
     build_manifest: Callable[[Sequence[Entry]], Manifest | EncodedManifest]
     """Called with the stored entries, which have their numbers."""
     blobs: tuple["Blob", ...] = ()
@@ -177,7 +177,7 @@ class ReplyRecord(NamedTuple):
     response_id: str | None = None
     """Id of the reply for `find_response`, by which a client may refer to it."""
     creates_conversation: ConversationRecord | None = None
-    """Conversation to create with this turn; if it exists by then, the turn is appended to it."""
+    """Conversation to create with this turn. If it exists by then, the turn is appended to it."""
     client_path: bytes | None = None
     """Path of the reply as the client computes it, if the client's copy of the messages differs from the log."""
     start_path: bytes | None = None

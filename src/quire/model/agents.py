@@ -1,7 +1,7 @@
 """An agent: its model and instructions, and the rules, references, tools and memory that its requests may include.
 
-Rules, references and tools are defined here only; sessions and requests refer to them by name, so that a change in one
-place is enough. MCP servers are configuration; their tools are known after connecting.
+Rules, references and tools are defined here only. Sessions and requests refer to them by name, so that a change in one
+place is enough. MCP servers are configuration. Their tools are known after connecting.
 """
 
 from typing import Literal
@@ -110,7 +110,7 @@ class AgentMemory(FrozenModel):
     enabled: bool = True
     files: tuple[str, ...] = ("AGENTS.md",)
     files_enabled: bool | None = None
-    """Whether the files are read; None for the same as `enabled`."""
+    """Whether the files are read, or None for the same as `enabled`."""
     namespace: str | None = None
     """Namespace of its memories, by default the agent's name; agents with the same namespace share them."""
 

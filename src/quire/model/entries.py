@@ -76,11 +76,11 @@ class Entry(NamedTuple):
     raw_metadata: str | None
     purged_at: int | None
     content_digest: bytes | None = None
-    """Digest of the content as it was recorded; None for an entry that is not stored."""
+    """Digest of the content as it was recorded, or None for an entry that is not stored."""
 
     @property
     def body(self) -> Body:
-        """The decoded body; raises `IntegrityViolation` if it is not what was recorded.
+        """The decoded body. Raises `IntegrityViolation` if it is not what was recorded.
 
         The body of a purged entry has no content, whatever its row holds: no digest covers it.
         """
@@ -111,7 +111,7 @@ class Entry(NamedTuple):
 
     @property
     def has_recorded_content(self) -> bool:
-        """Whether the content has the digest that was recorded; True if it was purged or is not stored."""
+        """Whether the content has the digest that was recorded, or True if it was purged or is not stored."""
         if self.content_digest is None or self.purged_at is not None:
             return True
         return self.content_digest == compute_content_digest(metadata=self.digest_metadata(), body=self.raw)

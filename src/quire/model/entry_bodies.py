@@ -76,7 +76,7 @@ class Compaction(FrozenModel):
     supersedes: EntryNumber | None = None
     truncations: tuple[Truncation, ...] | None = None
     cleared_through: EntryNumber | None = None
-    """Tool results up to this entry are stubs, except pinned ones; earlier compactions may have cleared a part."""
+    """Tool results up to this entry are stubs, except pinned ones. Earlier compactions may have cleared a part."""
     cleared_results: int | None = None
     """Tool results that this compaction cleared."""
     instructions: str | None = None
@@ -90,7 +90,7 @@ class Compaction(FrozenModel):
     usage: Usage | None = None
     """Tokens used to write the summary, including failed attempts."""
     cost_usd: float | None = None
-    """Cost of the summary in US dollars, as it was charged; None if no model was called, or for an imported one."""
+    """Cost of the summary in US dollars, as it was charged, or None if no model was called, or for an imported one."""
     cost_incomplete: bool | None = None
     """`cost_usd` is a lower bound: a price is not known."""
 
@@ -112,7 +112,7 @@ class Compaction(FrozenModel):
 
 
 class Restore(FrozenModel):
-    """Undoes the active compaction, named by its entry number; the one that it superseded is active again."""
+    """Undoes the active compaction, named by its entry number. The one that it superseded is active again."""
 
     compaction: EntryNumber
 
@@ -251,7 +251,7 @@ class TopicIndex(FrozenModel):
     """
 
     covers: Span
-    """Messages that the model has read, or failed to index; they are not read again."""
+    """Messages that the model has read, or failed to index. They are not read again."""
     topics: tuple[Topic, ...] = ()
     """Events are in their order."""
     model: str | None = None
@@ -317,7 +317,7 @@ def purge_body(body: Body) -> Body:
 
 
 def _purge_compaction(body: Compaction) -> Compaction:
-    """The compaction without any text; what it covers stays, because the state of the branch depends on it."""
+    """The compaction without any text. What it covers stays, because the state of the branch depends on it."""
     return body.model_copy(
         update={
             "summary": None if body.summary is None else PURGED_TEXT,

@@ -23,11 +23,11 @@ class Usage(FrozenModel):
     cache_write_tokens: int = 0
     provider_fields: JsonObject | None = None
     estimated: bool | None = None
-    """The provider reported nothing, as when a reply is interrupted; these are Quire's own counts."""
+    """The provider reported nothing, as when a reply is interrupted. These are Quire's own counts."""
 
 
 def sum_usage(usages: Sequence[Usage]) -> Usage:
-    """Adds up usages; the sum is an estimate if any of them is."""
+    """Adds up usages. The sum is an estimate if any of them is."""
     models = {usage.model for usage in usages}
     return Usage(
         model=models.pop() if len(models) == 1 else None,
@@ -75,7 +75,7 @@ class EntryMetadata(FrozenModel):
     """Tokens of the message as written, if it has references: the entry's own count includes their text."""
     usage: Usage | None = None
     incomplete: bool | None = None
-    """The reply was interrupted, by the user or by an error; the message holds what had arrived."""
+    """The reply was interrupted, by the user or by an error. The message holds what had arrived."""
     turn: TurnTotals | None = None
     """Totals of the turn that this reply ends: it calls no tools."""
     cost_usd: float | None = None

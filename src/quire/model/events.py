@@ -36,7 +36,7 @@ class ContextSuggestion(FrozenModel):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnStarted:
     message: Message | None
-    """The question; None if the turn continues from the log as it is."""
+    """The question, or None if the turn continues from the log as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class RequestPrepared:
     trigger_tokens: int
     """Tokens above which the history is compacted."""
     exact: bool
-    """Whether the tokens are counted with the model's own tokenizer; otherwise they are estimated."""
+    """Whether the tokens are counted with the model's own tokenizer. Otherwise they are estimated."""
     compactions: tuple[Entry, ...]
     """Compactions made for this request."""
 
@@ -74,7 +74,7 @@ class TextChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryScheduled:
-    """The model call failed; it is retried after `delay_seconds`, with a newly prepared request."""
+    """The model call failed. It is retried after `delay_seconds`, with a newly prepared request."""
 
     error: ModelError
     delay_seconds: float
@@ -87,7 +87,7 @@ class ReplyRecorded:
     finish_reason: str | None
     """Why the model stopped, in the provider's words."""
     incomplete: bool = False
-    """The reply was interrupted; the entry holds what had arrived."""
+    """The reply was interrupted. The entry holds what had arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ _FINISH_REASONS: dict[str, FinishReason] = {
 
 
 def normalize_finish_reason(reason: str | None) -> FinishReason | None:
-    """Translates a provider's finish reason; None if there is none or it is unknown."""
+    """Translates a provider's finish reason, or None if there is none or it is unknown."""
     return _FINISH_REASONS.get(reason.lower()) if reason is not None else None
 
 

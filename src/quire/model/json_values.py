@@ -16,7 +16,7 @@ def is_object(value: object) -> TypeGuard[dict[str, Any]]:
 
 
 def parse_object(text: str) -> dict[str, Any] | None:
-    """Parses a JSON object, such as the arguments of a tool call; None if the text is anything else."""
+    """Parses a JSON object, such as the arguments of a tool call, or None if the text is anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -25,7 +25,7 @@ def parse_object(text: str) -> dict[str, Any] | None:
 
 
 def filter_objects(value: object) -> list[dict[str, Any]]:
-    """Objects in an untrusted list; empty if it is not a list."""
+    """Objects in an untrusted list. Empty if it is not a list."""
     if not isinstance(value, list):
         return []
     return cast("list[dict[str, Any]]", [item for item in cast("list[object]", value) if isinstance(item, dict)])

@@ -84,12 +84,12 @@ class Decision(FrozenModel):
     min_score: float | None = None
     """Minimum score of a selected item, where the score was below it; manifests of earlier versions lack it."""
     learned: LearnedRank | None = None
-    """Why the score is higher or lower than the match alone; None if earlier requests say nothing."""
+    """Why the score is higher or lower than the match alone, or None if earlier requests say nothing."""
     used: bool | None = None
     """Whether the reply used an item that was selected or added by hand: it calls the tool, or repeats words of the
     text. Set when the reply is recorded."""
     excerpt_chars: int | None = None
-    """Characters to which each text of the message was shortened, approximately; 0 for a stub."""
+    """Characters to which each text of the message was shortened, approximately, or 0 for a stub."""
     turn_excerpt_chars: int | None = None
     """The same for the whole newest turn, where that alone exceeded the budget."""
     max_results: int | None = None
@@ -104,7 +104,7 @@ class Decision(FrozenModel):
     document_tokens: int | None = None
     """How many of the tokens come from documents that were added to the messages as written."""
     pending: bool | None = None
-    """It was not in the log when the request was made; its number was set when it was stored."""
+    """It was not in the log when the request was made. Its number was set when it was stored."""
 
 
 class SlotUsage(FrozenModel):
@@ -155,7 +155,7 @@ class ForwardedRequest(FrozenModel):
     request_blob: str | None = None
     """Blob with the fields of the client's request that a read of its response repeats."""
     masked_digest: str | None = None
-    """SHA-256 of the body as it is stored, if secrets in it were masked before; what was sent is not stored then."""
+    """SHA-256 of the body as it is stored, if secrets in it were masked before. What was sent is not stored then."""
 
     @property
     def stored_body_digest(self) -> str:
@@ -209,7 +209,7 @@ class Manifest(FrozenModel):
 
     @property
     def document_tokens(self) -> int:
-        """Tokens of documents that were added to messages; without them, the messages count as written."""
+        """Tokens of documents that were added to messages. Without them, the messages count as written."""
         return sum_document_tokens(self.included)
 
     @property

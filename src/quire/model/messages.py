@@ -102,7 +102,7 @@ class Message(FrozenModel):
     parts: tuple[Part, ...]
     provider_fields: ProviderFields | None = None
     name: EncodableText | None = None
-    """The speaker, if a role has several. Sent to OpenAI; Anthropic has no field for it."""
+    """The speaker, if a role has several. Sent to OpenAI. Anthropic has no field for it."""
 
     @classmethod
     def user(cls, text: str, *, name: str | None = None) -> Self:

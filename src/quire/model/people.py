@@ -18,6 +18,6 @@ def make_space(tenant: str, user: str) -> str:
 
 
 def split_space(tenant: str) -> tuple[str, str | None]:
-    """The tenant and the person of a name that `make_space` made; no person for any other name."""
+    """The tenant and the person of a name that `make_space` made. No person for any other name."""
     match = _SPACE.fullmatch(tenant)
     return (match[1], match[2]) if match is not None else (tenant, None)

@@ -16,7 +16,7 @@ ShareName = Literal[Slot, PriorityClass]
 SLOTS: tuple[Slot, ...] = ("system", "tools", "memory", "references", "summary", "messages", "recall", "newest")
 """Slots in the order of the request: the stable prefix, then what is recalled for this request, then the question."""
 MAX_MODEL_NAME_CHARS = 200
-"""Maximum length of a model's name in a request to the server; a longer name belongs to no known model."""
+"""Maximum length of a model's name in a request to the server. A longer name belongs to no known model."""
 
 
 SHARE_PRESETS: Mapping[str, Mapping[ShareName, float]] = {

@@ -1,6 +1,6 @@
 """State of a branch, folded from its entries: the active compaction, pins, drops, priorities and the session's items.
 
-`apply_entry` folds one entry at a time; the result is stored in the branch's row, so that the window loads without
+`apply_entry` folds one entry at a time. The result is stored in the branch's row, so that the window loads without
 reading the history. It rejects entries that were made for a state that has changed since (optimistic concurrency).
 """
 

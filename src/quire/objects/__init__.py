@@ -58,7 +58,7 @@ class ObjectStorage:
             return _check(name, bytes(self._store.get(_make_key(tenant, name)).bytes()))
 
     async def delete(self, tenant: str, name: str) -> None:
-        """Deletes an object; one that does not exist is no error."""
+        """Deletes an object. One that does not exist is no error."""
         try:
             async with _limit_request():
                 await self._store.delete_async(_make_key(tenant, name))

@@ -35,7 +35,7 @@ class BatchResult(NamedTuple):
 
 
 def find_results_id(path: str) -> str | None:
-    """The ID of the batch, or of the file, whose results a path gives; None for another path."""
+    """The ID of the batch, or of the file, whose results a path gives, or None for another path."""
     found = _RESULTS_PATH.fullmatch(path)
     return found and (found["batch"] or found["file"])
 

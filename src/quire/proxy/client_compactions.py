@@ -152,7 +152,7 @@ async def load_summary_replies(store: SqlStore, origin: ConversationOrigin) -> l
 async def locate_covered(store: SqlStore, found: SummaryReply, origin: ConversationOrigin) -> tuple[Branch, int] | None:
     """The branch that the list continues, and the last of its entries that the summary replaces.
 
-    The request for the summary is on a fork, if the client left out its newest messages; at the head of the branch
+    The request for the summary is on a fork, if the client left out its newest messages. At the head of the branch
     itself, if it did not; or in a separate conversation.
     """
     branch, question = found.branch, found.question

@@ -2,7 +2,7 @@
 
 The client keeps its own list and sends it again with every request. What the user drops, pins or restores is applied to
 it on the way, each time in the same way, so that every list that is sent extends the one before it: an epoch names
-the items and results that it edits, never a rule such as "older than ten". Only what is edited is encoded again; all
+the items and results that it edits, never a rule such as "older than ten". Only what is edited is encoded again. All
 other bytes are the client's.
 """
 
@@ -128,7 +128,7 @@ def _apply_drops(
     editor: ItemEditor,
     places: range,
 ) -> tuple[Sequence[WireMessage], set[int]]:
-    """Puts stubs in place of what was dropped; returns the restored items with stubs, and the dropped messages."""
+    """Puts stubs in place of what was dropped. Returns the restored items with stubs, and the dropped messages."""
     dropped: set[int] = set()
     drops = {each.call_id: each for each in epoch.drops or () if each.call_id is not None}
     found = {
@@ -168,7 +168,7 @@ def _list_calls(items: Iterable[object], drops: Mapping[str, DroppedItem], edito
 def _stub_results(
     item: WireMessage, drops: Mapping[str, DroppedItem], calls: Mapping[str, str], editor: ItemEditor
 ) -> WireMessage:
-    """The item with stubs in place of dropped results; itself if it has none."""
+    """The item with stubs in place of dropped results. Itself if it has none."""
     stubs = {
         call_id: describe_drop(calls.get(call_id, "a tool"), chars=drop.chars, message=drop.message)
         for call_id, _ in editor.list_results(item)
@@ -249,7 +249,7 @@ def plan_epoch(
     *,
     may_break: bool,
 ) -> ContextEpoch | None:
-    """The epoch that begins with this list; None if the current one continues.
+    """The epoch that begins with this list, or None if the current one continues.
 
     A quotation is put behind the newest message of the user: it changes nothing before it. All else changes the list
     in place, which breaks the prompt cache and invalidates reasoning that was signed for the list before. So such edits

@@ -73,7 +73,7 @@ class EditEffect:
     waiting: WaitingEdits
     moment: EditMoment
     cold_in_seconds: int
-    """Seconds until the prompt cache has expired; 0 if it has."""
+    """Seconds until the prompt cache has expired, or 0 if it has."""
     removed_tokens: int
     added_tokens: int
     prompt_tokens: int
@@ -173,7 +173,7 @@ def _make_usage(last: Usage, total: int, read: int, *, is_written: bool) -> Usag
 
 
 async def load_effect(conversation: Conversation) -> EditEffect | None:
-    """What the waiting edits will do; None if none waits, or the conversation does not belong to an agent with its
+    """What the waiting edits will do, or None if none waits, or the conversation does not belong to an agent with its
     own list, where an edit takes effect with the next request."""
     store, branch_number = conversation.engine.store, conversation.branch
     state = (await store.get_branch(conversation.id, branch_number)).state
@@ -205,7 +205,7 @@ class _NewestRequest(NamedTuple):
     reply_tokens: int
     replied_at: int
     body: bytes
-    """The body that was sent; empty if it is not stored."""
+    """The body that was sent. Empty if it is not stored."""
 
 
 def _expect_summary(request: _NewestRequest, announced: Entry) -> _NewestRequest:
@@ -352,7 +352,7 @@ def _sum_thinking(entries: Sequence[Entry], counter: MessageCounter) -> int:
 
 
 def _find_list_start(manifest: Manifest) -> int:
-    """Number of the first stored message in the client's list; it may have none after a summary."""
+    """Number of the first stored message in the client's list. It may have none after a summary."""
     spans = [row.span for row in manifest.included if row.kind == "message" and row.reason not in EDIT_REASONS]
     compaction = manifest.forwarded.compaction if manifest.forwarded is not None else None
     return min((span.first for span in spans if span is not None), default=(compaction or 0) + 1)

@@ -54,7 +54,7 @@ COLD_CACHE_FACTOR = 1.1
 STUB_TOKENS = 40
 """Tokens of a stub, approximately."""
 MAX_RESTORED_SHARE = 0.5
-"""Share of the room below the client's limit that restored messages take; the rest is for its next messages."""
+"""Share of the room below the client's limit that restored messages take. The rest is for its next messages."""
 MANUAL_COMPACTION = b"<command-name>/compact"
 """What Claude Code adds to its list after a compaction that the user started."""
 
@@ -187,7 +187,7 @@ class ListEditor:
         return await run_sized(size, plan_epoch, self.items, state.epoch, requested, self._editor, may_break=may_break)
 
     async def _request_summary(self, state: BranchState) -> EditedSummary | None:
-        """What the list should have in place of the client's own summary; None for the summary itself.
+        """What the list should have in place of the client's own summary, or None for the summary itself.
 
         The user has undone the client's compaction, or written another summary. What has begun stays: the room for
         restored messages is measured once.

@@ -62,9 +62,9 @@ class Envelope:
     system: str | None = None
     tools: tuple[ToolDefinition, ...] = ()
     wire_instructions: Sequence[WireMessage] | None = None
-    """The instructions as the upstream gets them; None if they are rendered from `system`."""
+    """The instructions as the upstream gets them, or None if they are rendered from `system`."""
     wire_tools: Sequence[WireMessage] | None = None
-    """The tools as the upstream gets them; None if they are rendered from `tools`."""
+    """The tools as the upstream gets them, or None if they are rendered from `tools`."""
     other_texts: tuple[str, ...] = ()
     """JSON that a framework adds to the request, such as an output schema. It reduces the room for messages."""
     replayable: bool = True

@@ -124,7 +124,7 @@ def _is_equal(snapshot: object, source: Any) -> bool:
 
 
 async def store_messages(engine: Engine, conversation: str, history: ConvertedHistory) -> HistoryMatch:
-    """Appends those messages of a framework's list that are not stored yet; returns the position after them."""
+    """Appends those messages of a framework's list that are not stored yet. Returns the position after them."""
     messages = history.messages
     size = measure_messages(each.message for each in messages)
     match = await match_history(engine.store, messages, history.paths, RequestedConversation(conversation), size=size)
@@ -222,7 +222,7 @@ async def read_history(engine: Engine, conversation: str, call: ToolCallPart) ->
 
 
 async def find_latest_branch(engine: Engine, conversation: str) -> int:
-    """The number of the branch that was used last; creates the conversation if it does not exist."""
+    """The number of the branch that was used last. Creates the conversation if it does not exist."""
     opened = await engine.conversation(conversation)
     latest = await engine.store.match_history((), conversation=conversation)
     return opened.branch if latest is None else latest.branch.number

@@ -50,7 +50,7 @@ class ClientBody:
     raw: bytes
     fields: dict[str, Any]
     list_position: int = 0
-    """Position of the first item; 0 if it is not known."""
+    """Position of the first item, or 0 if it is not known."""
     block_digests: Sequence[bytes] = ()
     """Digest of the bytes up to the end of each block of the list."""
     digest: str | None = None
@@ -138,7 +138,7 @@ class KnownMessageCache:
         return replace(request, raw_digest=body.digest)
 
     def _parse_parts(self, codec: Codec, body: ClientBody, *, tenant: str) -> ClientRequest | None:
-        """Parses the items after the known ones; None if the list cannot be cut."""
+        """Parses the items after the known ones, or None if the list cannot be cut."""
         items = cast("list[object]", body.fields[codec.item_field])
         leading = count_leading(items, codec.leading_roles or frozenset())
         known = body.start or KnownStart(items=tuple(items[:leading]), first_item=leading)
@@ -216,7 +216,7 @@ class KnownMessageCache:
 
 
 def find_list(text: str, field: str) -> int | None:
-    """Position after the bracket that opens the list of a field; None if the first field of this name has no list.
+    """Position after the bracket that opens the list of a field, or None if the first field of this name has no list.
 
     Parsers do not report positions. A text is decoded as Latin-1, so that its positions are the bytes' positions:
     all that separates values is ASCII.
@@ -232,7 +232,7 @@ def find_list(text: str, field: str) -> int | None:
 
 
 def find_item_end(text: str, count: int) -> int:
-    """Position after this number of items; the text begins at the first item of a list, or after one of its items."""
+    """Position after this number of items. The text begins at the first item of a list, or after one of its items."""
     position = 0
     for _ in range(count):
         position = _skip_space(text, position)
@@ -269,7 +269,7 @@ def _skip_space(text: str, position: int) -> int:
 
 
 def _parse_rest(codec: Codec, raw: bytes, position: int, start: KnownStart) -> dict[str, Any] | None:
-    """Parses a body with a known start of its list, and checks the limits of the rest; None if it must be parsed whole.
+    """Parses a body with a known start of its list, and checks the limits of the rest. None if it must be parsed whole.
 
     After the same bytes a parser is in the same state, so that the rest has the same meaning after the marker.
     """
@@ -289,7 +289,7 @@ def _parse_rest(codec: Codec, raw: bytes, position: int, start: KnownStart) -> d
 
 
 def _measure_items(codec: Codec, body: ClientBody, known: KnownStart, items: Sequence[object], cut: int) -> int | None:
-    """Bytes of the list up to a cut; None if the list that was found in the bytes is not the one that was parsed."""
+    """Bytes of the list up to a cut, or None if the list that was found in the bytes is not the one that was parsed."""
     count = cut - (len(known.items) if body.start is not None else 0)
     text = body.raw[body.list_position + known.size :].decode("latin-1")
     try:

@@ -1,7 +1,7 @@
 """Prepare a recognized request: the body to forward, and the manifest that records how it was made.
 
 A request that fits is passed through byte for byte, or translated if the upstream uses another format. One that does
-not fit is fitted: Quire replaces its messages with those that fit the window; all other fields stay unchanged.
+not fit is fitted: Quire replaces its messages with those that fit the window. All other fields stay unchanged.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ from quire.wire.codec import ClientRequest, Codec, parse_body
 MAX_ENVELOPE_TEMPLATES = 100
 """Templates of manifests that are cached with one envelope: the forms that its requests have."""
 APPEND_BATCH_MESSAGES = 500
-"""Messages that are appended in one transaction; each one takes time on the event loop."""
+"""Messages that are appended in one transaction. Each one takes time on the event loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +189,7 @@ class PreparedRequest:
         return self.recognized.variant.target
 
     def compute_client_path(self, reply: Message) -> bytes | None:
-        """Computes the client's path after the reply; None if the client does not send the whole conversation."""
+        """Computes the client's path after the reply, or None if the client does not send the whole conversation."""
         if self.match.client_path is None:
             return None
         if self._joins_reply:
@@ -449,7 +449,7 @@ async def _fit_request(
     upstream_model: str | None,
     origin: ConversationOrigin | None,
 ) -> PreparedRequest | None:
-    """Replaces the messages with those that fit; None if no valid request results or context management is off.
+    """Replaces the messages with those that fit, or None if no valid request results or context management is off.
 
     A request that continues a recorded reply or a conversation cannot be sent without its history.
     """

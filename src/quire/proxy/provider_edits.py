@@ -43,7 +43,7 @@ def read_applied_edits(usage: Usage | None) -> tuple[ProviderEdit, ...]:
 async def find_provider_changes(
     prepared: PreparedRequest, reply: Reply
 ) -> tuple[ForwardedRequest, tuple[Decision, ...]] | None:
-    """The record of a request whose reply says that the provider changed it, and the decisions on what it left out;
+    """The record of a request whose reply says that the provider changed it, and the decisions on what it left out, or
     None if it changed nothing."""
     forwarded = prepared.request.assembly.forwarded
     if forwarded is None or not prepared.recognized.is_native:
@@ -93,7 +93,7 @@ def _list_left_out(
 
 
 async def _list_seqs(prepared: PreparedRequest) -> list[int | None]:
-    """The number in the log of each message of the client's list; None for those that are not recorded."""
+    """The number in the log of each message of the client's list, or None for those that are not recorded."""
     match = prepared.match
     seqs: list[int | None] = [None] * match.stored_start
     count = match.stored_end - match.stored_start

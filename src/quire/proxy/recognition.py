@@ -91,13 +91,13 @@ class HistoryMatch:
     head_path: bytes = CHAIN_ROOT
     """Path of the message that the new messages follow."""
     stored_start: int = 0
-    """Index of the first message of the client's list that is stored; those before it are the client's own summary."""
+    """Index of the first message of the client's list that is stored. Those before it are the client's own summary."""
     stored_end: int = 0
     """Index of the first message that is new."""
     entry_range: tuple[int, int] | None = None
     """First and last entry of the stored messages."""
     client_path: bytes | None = CHAIN_ROOT
-    """The client's path after the stored messages; None if its list does not start with the conversation."""
+    """The client's path after the stored messages, or None if its list does not start with the conversation."""
     recorded_tokens: tuple[int, str] | None = None
     """Token count of the stored messages and the counter's name, if a manifest has them."""
     was_fitted: bool = False
@@ -134,7 +134,7 @@ class HeadScope(NamedTuple):
 
 
 class HeadCache:
-    """LRU cache of branch heads that this process answered last; the next turn needs no query.
+    """LRU cache of branch heads that this process answered last. The next turn needs no query.
 
     It holds only heads, and misses if the client adds a reply, which another node wrote. An entry may be stale: if the
     branch has grown meanwhile, recording the turn detects it and forks. It is cleared when a connection to the database
@@ -752,7 +752,7 @@ async def _to_match(store: SqlStore, overlap: _BranchOverlap) -> HistoryMatch:
 
 
 async def _read_start_path(store: SqlStore, conversation: str, branch: int) -> bytes | None:
-    """The client's path after the first message of a conversation; None if that was purged."""
+    """The client's path after the first message of a conversation, or None if that was purged."""
     start = await store.read_range(conversation, branch=branch, limit=1, kinds=["message"])
     if not start or start[0].purged_at is not None:
         return None

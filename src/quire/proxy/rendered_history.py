@@ -43,7 +43,7 @@ class RenderedHistory:
     def extend(
         self, messages: Sequence[RenderedMessage], paths: Sequence[bytes], counter: MessageCounter
     ) -> "RenderedHistory | None":
-        """Adds messages; None if tool calls repeat earlier ids, so that they are renamed."""
+        """Adds messages, or None if tool calls repeat earlier ids, so that they are renamed."""
         pending = (*self.open_batch, *messages)
         last_batch = max((index for index, each in enumerate(pending) if each.role != "tool"), default=0)
         complete = pending[:last_batch]

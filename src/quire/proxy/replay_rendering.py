@@ -76,7 +76,7 @@ def _render_plain_texts(recognized: RecognizedRequest) -> LogRendering:
 
 
 def _render_after_history(recognized: RecognizedRequest, history: RenderedHistory) -> LogRendering | None:
-    """Renders the new messages after the history; None if their tool calls repeat earlier ids and are renamed."""
+    """Renders the new messages after the history, or None if their tool calls repeat earlier ids and are renamed."""
     rest = _lay_out_messages(recognized, *_split_at_newest_batch(recognized, history.open_batch))
     if not history.call_ids.isdisjoint(list_call_ids(rest.messages)):
         return None
@@ -96,7 +96,7 @@ def _render_after_history(recognized: RecognizedRequest, history: RenderedHistor
 
 def _is_replayable(recognized: RecognizedRequest, history: RenderedHistory, request: RenderedRequest) -> bool:
     """Whether the rendered messages equal the client's. A known start is compared once, as far as an earlier request
-    has not; without one, or if its messages do not have their places in the history, the whole list is compared.
+    has not. Without one, or if its messages do not have their places in the history, the whole list is compared.
     """
     client_request = recognized.client_request
     known, codec = client_request.known_start, client_request.codec

@@ -58,7 +58,7 @@ class RecordedReply(NamedTuple):
     stored: Sequence[Entry]
     """The new messages of the request and the reply."""
     client_path: bytes | None
-    """The client's path after the reply; None if the client does not send the whole conversation."""
+    """The client's path after the reply, or None if the client does not send the whole conversation."""
 
 
 class ResponseClaim(NamedTuple):
@@ -197,7 +197,7 @@ def _compute_paths(prepared: PreparedRequest, reply: Message) -> tuple[bytes | N
 async def _record_with_retry(
     recorder: Recorder, request: Request, reply: Reply, *, incomplete: bool
 ) -> Sequence[Entry]:
-    """Records a reply; forks if the branch head has moved, and retries with backoff if the store is unavailable."""
+    """Records a reply. Forks if the branch head has moved, and retries with backoff if the store is unavailable."""
     delays, deadline = iter(STORE_RETRY_DELAYS_SECONDS), time.monotonic() + MAX_STORE_RETRY_SECONDS
     engine, head = recorder.engine, request.assembly.head
     while True:

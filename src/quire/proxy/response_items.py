@@ -34,7 +34,7 @@ from quire.wire.responses.render import OpenAIResponsesFormat
 ENTRIES_PER_READ = 200
 """Entries of a branch that are read at once to list its items."""
 MAX_REFERENCED_RESPONSES = 100
-"""Maximum responses that the items of one request refer to; each one is a read of the log."""
+"""Maximum responses that the items of one request refer to. Each one is a read of the log."""
 CONVERSATION_DIGEST_CHARS = 16
 """Characters of a conversation's digest in the IDs of its items, which have at most 64."""
 ItemOrder = Literal["asc", "desc"]
@@ -208,7 +208,7 @@ _REFERENCE = TypeAdapter(_Reference)
 
 
 def get_covered_span(entry: Entry | None) -> Span | None:
-    """The messages that a compaction has summarized; None without a summary, since those messages would be lost."""
+    """The messages that a compaction has summarized, or None without a summary, since those messages would be lost."""
     body = entry.body if entry is not None else None
     return body.covers if isinstance(body, Compaction) and body.summary is not None else None
 
@@ -222,7 +222,7 @@ def build_compaction_item(head: Entry, compaction: Entry | None, *, tenant: str)
 
 
 async def load_compacted_items(store: SqlStore, sealed: str) -> list[WireMessage]:
-    """The summary and the messages that an item represents; none if this tenant has no such conversation."""
+    """The summary and the messages that an item represents. None if this tenant has no such conversation."""
     payload = sealed.removeprefix(SEAL_PREFIX).partition(".")[0]
     with suppress(ValueError, NotFound):
         reference = _REFERENCE.validate_json(urlsafe_b64decode(payload))
@@ -275,7 +275,7 @@ async def restore_envelope(client_request: ClientRequest, previous_reply: str, s
 async def resolve_items(
     codec: Codec, body: dict[str, Any], references: Sequence[str], store: SqlStore
 ) -> dict[str, Any]:
-    """Replaces references to items of recorded replies by the items; the same body if none of them is known."""
+    """Replaces references to items of recorded replies by the items. The same body if none of them is known."""
     sealed = [reference for reference in references if reference.startswith(SEAL_PREFIX)]
     request_ids = map(_find_request_id, references)
     response_ids = {make_response_id(request_id) for request_id in request_ids if request_id is not None}
@@ -300,7 +300,7 @@ def _find_request_id(item_id: str) -> str | None:
 
 
 async def load_request_record(store: SqlStore, recorded: RecordedRequest) -> dict[str, Any]:
-    """Loads what the reply's own request has recorded for later ones; empty if that was purged."""
+    """Loads what the reply's own request has recorded for later ones. Empty if that was purged."""
     forwarded = recorded.manifest.forwarded
     if forwarded is None or forwarded.request_blob is None:
         return {}

@@ -25,7 +25,7 @@ class SentRequest(NamedTuple):
 async def load_sent_request(
     store: SqlStore, conversation: str, reply_seq: int, *, branch: int = MAIN_BRANCH
 ) -> SentRequest | None:
-    """The request that the entry `reply_seq` answered, as it was sent; None if its body is not stored."""
+    """The request that the entry `reply_seq` answered, as it was sent, or None if its body is not stored."""
     manifest = await store.get_manifest(conversation, reply_seq, branch=branch)
     body = await load_sent_body(store, manifest, reply_seq)
     if body is None:

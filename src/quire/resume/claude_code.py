@@ -28,7 +28,7 @@ UNKNOWN_MODEL = "unknown"
 else with the user's."""
 MAX_PROJECT_NAME_CHARS = 200
 _USAGE = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}
-"""No request of these was made by Claude Code; it counts from the usage of the next reply on."""
+"""No request of these was made by Claude Code. It counts from the usage of the next reply on."""
 
 
 def build_session(history: AdaptedHistory, place: SessionPlace) -> NativeSession:

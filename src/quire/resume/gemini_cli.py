@@ -3,7 +3,7 @@
 Gemini CLI 0.61 resumes a file with these lines. It finds the folder of a project by the marker `.project_root`. On
 `--resume` it creates an empty file that ends in the first eight characters of the session's id, and its next start
 deletes every file with that ending as damaged, the session's own among them. So the file is named after other
-characters; the session is found by the id in its first line.
+characters. The session is found by the id in its first line.
 """
 
 import re

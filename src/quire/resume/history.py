@@ -68,7 +68,7 @@ class AdaptedHistory(NamedTuple):
 def select_messages(entries: Iterable[Entry]) -> list[TimedMessage]:
     """The messages of the context after these entries, which are a branch from its first entry on.
 
-    A compaction that is active after the last entry replaces what it covers by its summary; one that was undone does
+    A compaction that is active after the last entry replaces what it covers by its summary. One that was undone does
     not, and leaves neither its summary nor the request for it. A message that is dropped is a stub. This is the only
     place that decides what a resumed session has of the log.
     """
@@ -106,7 +106,7 @@ def select_messages(entries: Iterable[Entry]) -> list[TimedMessage]:
 
 
 def _drop_content(entry: Entry, calls: Mapping[str, str]) -> Message:
-    """The message with stubs in place of its results, or of its texts and media; calls stay."""
+    """The message with stubs in place of its results, or of its texts and media. Calls stay."""
     parts: list[Part] = []
     for part in entry.message.parts:
         if isinstance(part, ToolResultPart):
@@ -194,7 +194,7 @@ class _Adapter:
         answers: list[Part],
         quoted: list[Part],
     ) -> None:
-        """Adds a call to the reply and its result to the answers; as texts to the reply and the quotations if the agent
+        """Adds a call to the reply and its result to the answers. As texts to the reply and the quotations if the agent
         has no such tool."""
         if result is None:
             self.changes["calls without a result, marked as interrupted"] += 1

@@ -49,7 +49,7 @@ class NativeSession:
     import_arguments: Sequence[str] = ()
     """Arguments with which the agent first imports the file, if it stores sessions in a database."""
     markers: Mapping[Path, str] = field(default_factory=dict[Path, str])
-    """Small files that the agent finds the session by; they are created where they do not exist."""
+    """Small files that the agent finds the session by. They are created where they do not exist."""
 
 
 def format_time(micros: int) -> str:

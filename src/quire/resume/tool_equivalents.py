@@ -59,7 +59,7 @@ _OMITTED_ARGUMENTS = frozenset(
 def translate_call(
     name: str, arguments: Mapping[str, Any], *, program: ProgramName
 ) -> tuple[str, dict[str, Any]] | None:
-    """The call as a tool of `program` and its arguments; None if that program has none that does the same."""
+    """The call as a tool of `program` and its arguments, or None if that program has none that does the same."""
     given = {key: value for key, value in arguments.items() if key not in _OMITTED_ARGUMENTS}
     for forms in _EQUIVALENT_TOOLS:
         target = forms.get(program)

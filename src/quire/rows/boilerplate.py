@@ -46,7 +46,7 @@ class BoilerplateBlock(NamedTuple):
     end: str = ""
     """Empty for the end of the text."""
     words: tuple[tuple[str, str], ...] = ()
-    """Start and end of what the user or a model said inside of the block; an empty end is the end of the block."""
+    """Start and end of what the user or a model said inside of the block. An empty end is the end of the block."""
 
 
 def _list_tags(role: str, *names: str) -> Iterable[BoilerplateBlock]:
@@ -164,7 +164,7 @@ def _skip_space(text: str, position: int) -> int:
 
 
 def _find_block_end(text: str, position: int, role: str, words: list[str]) -> int | None:
-    """Where the block at `position` ends, and adds the words in it; None if there is none, or it is not closed."""
+    """Where the block at `position` ends, and adds the words in it, or None if there is none, or it is not closed."""
     if role == "user" and text.startswith("<command-", position):
         return _read_command(text, position, words)
     if not text.startswith(_STARTS_BY_ROLE[role], position):

@@ -18,7 +18,7 @@ class BranchRange(NamedTuple):
 
 
 def find_fork_seq(lineage: Lineage) -> int:
-    """The last entry that a branch of this lineage shares with its parent; 0 without one."""
+    """The last entry that a branch of this lineage shares with its parent, or 0 without one."""
     return lineage[-1][1] if lineage else 0
 
 

@@ -46,7 +46,7 @@ def select_decisions(decisions: Sequence[D], *, included: bool) -> tuple[D, ...]
 
 
 def sum_document_tokens(included: Sequence[DecisionLike]) -> int:
-    """Tokens of documents that were added to messages; without them, the messages count as written."""
+    """Tokens of documents that were added to messages. Without them, the messages count as written."""
     return sum(
         each.tokens if each.kind == "document" and each.slot == "newest" else each.document_tokens or 0
         for each in included

@@ -1,8 +1,8 @@
 """Catalog of a tenant's messages: what a search over all conversations needs in memory, and the search itself.
 
-One row per message: time, role, speaker, a quantized vector and its sketch; words are read from the inverted index with
+One row per message: time, role, speaker, a quantized vector and its sketch. Words are read from the inverted index with
 each query. The catalog grows by the segments that changed since its last revision. A changed segment is written behind
-the last row again and its former rows become dead; when there are many of them, the rows are compacted.
+the last row again and its former rows become dead. When there are many of them, the rows are compacted.
 
 Candidates are the best by words and by sketch. All of them are scored exactly, as a list, by `quire.search.ranker`.
 """
@@ -60,7 +60,7 @@ _MIN_CAPACITY = 1_024
 
 
 class SegmentChange(NamedTuple):
-    """A segment that was written since the last revision; empty columns if its conversation was purged."""
+    """A segment that was written since the last revision. Empty columns if its conversation was purged."""
 
     number: int
     conversation: str
@@ -70,7 +70,7 @@ class SegmentChange(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFilter:
-    """Conditions on messages; None where there is none. Times are microseconds, `until` is exclusive."""
+    """Conditions on messages, or None where there is none. Times are microseconds, `until` is exclusive."""
 
     conversations: Collection[str] | None = None
     role: str | None = None
@@ -233,7 +233,7 @@ class MessageCatalog:
         return compute_similarities(self._columns["vector"][rows], vector)
 
     def _iter_by_time(self, rows: IntArray, *, newest: bool) -> Iterator[IntArray]:
-        """Yields rows in chunks by time; messages of one time are in one chunk, so that their order is decided."""
+        """Yields rows in chunks by time. Messages of one time are in one chunk, so that their order is decided."""
         times: IntArray = self._columns["at"][rows] * (-1 if newest else 1)
         order = np.argsort(times, kind="stable")
         rows, times, start = rows[order], times[order], 0
@@ -361,7 +361,7 @@ class MessageCatalog:
         return chosen[self._column("segment")]
 
     def find_words(self, words: Sequence[QueryWord], postings: Mapping[str, Sequence[BlockPostings]]) -> WordMatches:
-        """Matches of a query's words; a long message has the BM25 score of all of it, or of its best passage if that is
+        """Matches of a query's words. A long message has the BM25 score of all of it, or of its best passage if that is
         higher."""
         scores = np.zeros(self._size, dtype=np.float32)
         is_past_head = np.zeros(self._size, dtype=np.bool_)

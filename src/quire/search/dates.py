@@ -199,7 +199,7 @@ def cut_to_edges(text: str) -> str:
 
 
 def find_time_ranges(text: str, *, at: int) -> tuple[TimeRange, ...]:
-    """Distinct time ranges that a text names; relative dates count from `at`."""
+    """Distinct time ranges that a text names. Relative dates count from `at`."""
     text = cut_to_edges(text)
     low = translate_dates(text.lower(), detect_language(text))
     today = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at)).date()
@@ -242,7 +242,7 @@ def is_date_word(word: str) -> bool:
 
 
 def translate_dates(low: str, language: Language) -> str:
-    """Replaces the dates of a text in lower case by English ones; a month alone gets the preposition "in"."""
+    """Replaces the dates of a text in lower case by English ones. A month alone gets the preposition "in"."""
     if language == "english":
         return low
 
@@ -286,7 +286,7 @@ def _date_holiday(name: str, year: int) -> date:
 
 
 def _day_range(year: int, month: int, day: int) -> list[TimeRange]:
-    """The range of a day; empty if the calendar does not have it."""
+    """The range of a day. Empty if the calendar does not have it."""
     try:
         return [_range_from(date(year, month, day), days=1)]
     except ValueError:
@@ -294,7 +294,7 @@ def _day_range(year: int, month: int, day: int) -> list[TimeRange]:
 
 
 def _range_before(today: date, *, first: int, days: int) -> list[TimeRange]:
-    """The range that begins this many days before today; empty before the calendar begins."""
+    """The range that begins this many days before today. Empty before the calendar begins."""
     return [_range_from(today - timedelta(days=first), days=days)] if first < (today - date.min).days else []
 
 

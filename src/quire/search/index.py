@@ -102,7 +102,7 @@ class RecallIndex:
     """Logarithm of a message's token cost in a request."""
     embedder: str | None
     centered_vectors: FloatArray | None
-    """Unit vectors after subtracting the mean vector, which all messages have in common; rows of zeros for messages
+    """Unit vectors after subtracting the mean vector, which all messages have in common. Rows of zeros for messages
     that this embedder has not embedded. Centered once, not with every query."""
     has_vector: BoolArray
     mean_vector: FloatArray

@@ -96,7 +96,7 @@ _JAPANESE = (
 UNSPACED_STOP_PHRASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"chinese": tuple(_CHINESE.split()), "japanese": tuple(_JAPANESE.split())}
 )
-"""Function words of scripts without spaces, the longest first; a run is cut at them."""
+"""Function words of scripts without spaces, the longest first. A run is cut at them."""
 
 _KANA = re.compile(r"[\u3041-\u3096\u30a1-\u30fa]")
 _HAN = re.compile(r"[\u3400-\u9fff]")

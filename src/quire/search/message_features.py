@@ -108,7 +108,7 @@ def _unpack(counts: int, unit: int) -> int:
 
 
 class _PieceCounts(dict[str, int]):
-    """Counts of pieces between white space, which are made at the first lookup; emptied when it is full."""
+    """Counts of pieces between white space, which are made at the first lookup. Emptied when it is full."""
 
     def __missing__(self, piece: str) -> int:
         if UNSPACED_CHAR.search(piece):

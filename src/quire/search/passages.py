@@ -22,11 +22,11 @@ from quire.search.tokenizer import (
 CharSpan = tuple[int, int]
 
 PASSAGE_WORDS = 60
-"""Target words of a passage; a longer sentence stays whole, up to twice as long."""
+"""Target words of a passage. A longer sentence stays whole, up to twice as long."""
 MAX_WHOLE_PASSAGES = 2
 """Passages of a message that a search ranks only as a whole; of a longer one it ranks the passages, too."""
 MAX_RANKED_PASSAGES = 255
-"""Passages of one message that a search distinguishes; of a longer message, neighbors are joined."""
+"""Passages of one message that a search distinguishes. Of a longer message, neighbors are joined."""
 MAX_EXCERPTS = 2
 """Passages of one message that its excerpt may have."""
 EXCERPT_CHARS = 300
@@ -56,7 +56,7 @@ class _Match(NamedTuple):
 
 
 def split_passages(text: str) -> list[str]:
-    """Passages in order, which together hold every indexed word; at least one, which may be empty."""
+    """Passages in order, which together hold every indexed word. At least one, which may be empty."""
     return [text[start:end] for start, end in _find_spans(text)] or [""]
 
 

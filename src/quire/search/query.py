@@ -20,7 +20,7 @@ from quire.search.tokenizer import (
 )
 
 MAX_QUERY_WORDS = 32
-"""Distinct words of a query that a search looks up; later ones are ignored."""
+"""Distinct words of a query that a search looks up. Later ones are ignored."""
 MAX_EDGE_WORDS = 120
 """Words at the beginning and at the end of a longer message that are parsed: the question is in one of the two."""
 MAX_FUZZY_SPEAKERS = 64
@@ -151,7 +151,7 @@ def parse_query(text: str, *, at: int, speakers: Sequence[str] = (), name: str |
 
 
 def _match_speakers(word: str, speakers: Sequence[str]) -> tuple[str, ...]:
-    """Speakers whose name the word may be; only a capitalized word is a name."""
+    """Speakers whose name the word may be. Only a capitalized word is a name."""
     bare = strip_elision(word.removesuffix("'s").removesuffix("’s"))
     if not bare[:1].isupper():
         return ()

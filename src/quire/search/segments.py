@@ -75,7 +75,7 @@ class MessageColumns:
     roles: IntArray
     """Positions in `ROLES`, or `ERASED_ROLE`."""
     speaker_ids: IntArray
-    """Positions in `speaker_names`, from 1; 0 for a message without a name."""
+    """Positions in `speaker_names`, from 1, or 0 for a message without a name."""
     first_person: IntArray
     own_opening: IntArray
     time_words: IntArray
@@ -392,7 +392,7 @@ class MergedPostings(NamedTuple):
 
 
 def merge_postings(parts: Sequence[MessageTerms]) -> MergedPostings:
-    """Joins the inverted indexes of segments; their passages are numbered one segment after the other."""
+    """Joins the inverted indexes of segments. Their passages are numbered one segment after the other."""
     if not parts:
         empty = np.zeros(0, dtype=np.int64)
         return MergedPostings(np.zeros(0, dtype=np.uint32), empty, empty.astype(np.int32))
@@ -433,7 +433,7 @@ def extend_postings(before: MergedPostings, added: MergedPostings) -> MergedPost
 
 
 def find_known_hashes(known: HashArray, hashes: HashArray) -> NDArray[np.bool_]:
-    """Which of the hashes are among the known ones; both are sorted."""
+    """Which of the hashes are among the known ones. Both are sorted."""
     places = np.minimum(np.searchsorted(known, hashes), max(0, len(known) - 1))
     return known[places] == hashes if len(known) else np.zeros(len(hashes), dtype=np.bool_)
 

@@ -26,7 +26,7 @@ from quire.search.languages import (
 )
 
 MAX_WORD_CHARS = 40
-"""Characters of a word that are indexed; longer ones are keys or encoded data, which their head identifies."""
+"""Characters of a word that are indexed. Longer ones are keys or encoded data, which their head identifies."""
 MAX_CACHED_WORDS = 65_536
 """Words of each language whose terms are cached."""
 _MAX_CACHED_TERMS = 4
@@ -91,7 +91,7 @@ def tokenize_query(text: str) -> list[str]:
 
 
 def tokenize_query_word(word: str, languages: Sequence[Language]) -> tuple[str, ...]:
-    """Terms that a word of a query may have in an index; none if it is a stop word of the query's first language."""
+    """Terms that a word of a query may have in an index. None if it is a stop word of the query's first language."""
     first = _TERMS[languages[0]][word]
     if not first:
         return ()
@@ -105,7 +105,7 @@ def tokenize_query_word(word: str, languages: Sequence[Language]) -> tuple[str, 
 
 
 def split_words(text: str) -> list[str]:
-    """Words of a text as written; a run of a script without spaces (Chinese, Thai) is one word."""
+    """Words of a text as written. A run of a script without spaces (Chinese, Thai) is one word."""
     return (_ASCII_WORD if text.isascii() else _WORD).findall(text)
 
 
@@ -213,7 +213,7 @@ def _find_terms(word: str, language: Language) -> Iterable[str]:
 
 
 def _normalize(word: str) -> str:
-    """Casefolds and strips commas of numbers, ordinal suffixes, elisions and possessives; contractions become "not"."""
+    """Casefolds and strips commas of numbers, ordinal suffixes, elisions and possessives. Contractions become "not"."""
     word = word.casefold()
     if not word.isascii():
         word = unicodedata.normalize("NFKC", word.replace("’", "'")).casefold()

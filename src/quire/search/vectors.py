@@ -22,7 +22,7 @@ _ZERO_BYTE = _NIBBLE_SCALE | _NIBBLE_SCALE << 4
 
 
 def truncate_vectors(rows: FloatArray, dimensions: int = MAX_STATIC_DIMENSIONS) -> FloatArray:
-    """Truncates vectors to their leading dimensions and normalizes them again; a row of zeros stays zero."""
+    """Truncates vectors to their leading dimensions and normalizes them again. A row of zeros stays zero."""
     leading = np.asarray(rows, dtype=np.float32)[:, :dimensions]
     lengths = np.linalg.norm(leading, axis=1, keepdims=True)
     return np.divide(leading, lengths, out=np.zeros_like(leading), where=lengths > 0)
@@ -62,7 +62,7 @@ def unpack_vectors(packed: PackedArray, dimensions: int) -> FloatArray:
 
 
 def compute_similarities(packed: PackedArray, query: FloatArray) -> FloatArray:
-    """Cosines of packed vectors and a query of their dimensions; 0 for a vector of zeros."""
+    """Cosines of packed vectors and a query of their dimensions, or 0 for a vector of zeros."""
     steps, query_steps = unpack_steps(packed, len(query)), quantize_query(query)
     lengths = np.sqrt(np.einsum("ij,ij->i", steps, steps) * max(1.0, float(query_steps @ query_steps)))
     return np.divide(steps @ query_steps, lengths, out=np.zeros_like(lengths), where=lengths > 0)

@@ -68,7 +68,7 @@ class AuditExporter:
             await self._client.aclose()
 
     async def send_new(self) -> int:
-        """Sends all entries that were not sent; returns their number. Raises the error of a receiver that fails.
+        """Sends all entries that were not sent. Returns their number. Raises the error of a receiver that fails.
 
         Of several cells, the trails of those that cannot be reached are left for the next time.
         """
@@ -137,7 +137,7 @@ def _log_failure(error: Exception) -> None:
 
 
 def make_audit_exporter(store: SqlStore, sign_in: SignIn | None, environ: Mapping[str, str]) -> AuditExporter | None:
-    """The exporter of the settings; None without one."""
+    """The exporter of the settings, or None without one."""
     if sign_in is None or sign_in.audit_endpoint is None:
         return None
     headers: dict[str, str] = {}

@@ -77,7 +77,7 @@ CALLER_SCOPE_KEY = "quire.caller"
 PROTECTED_PREFIXES = ("/api/", "/v1/", "/v1beta/", "/v1beta1/", "/mcp", "/scim/")
 """Path prefixes that need a key, whatever a route depends on."""
 PUBLIC_PATHS = ("/api/openapi.json", "/api/hello")
-"""Exceptions to `PROTECTED_PREFIXES`. Claude Code probes `/api/hello` without a key; it does not exist."""
+"""Exceptions to `PROTECTED_PREFIXES`. Claude Code probes `/api/hello` without a key. It does not exist."""
 
 KEY_CACHE_SECONDS = 10.0
 """Seconds before a cached key is verified again."""
@@ -129,7 +129,7 @@ class KeyVerifier:
     async def verify(
         self, presented: str | None, *, allow_stale: bool = False, max_age_seconds: float = KEY_CACHE_SECONDS
     ) -> ApiKey | None:
-        """Returns the key with this text if it is valid; a cached key counts up to `max_age_seconds`. With
+        """Returns the key with this text if it is valid. A cached key counts up to `max_age_seconds`. With
         `allow_stale`, the cache outlives a store outage."""
         if presented is None:
             return None
@@ -197,7 +197,7 @@ TEAM_SPACE = "team"
 
 
 def get_sign_in(app: FastAPI) -> "SignInService | None":
-    """Returns the service by which people sign in; None where there are only keys."""
+    """Returns the service by which people sign in, or None where there are only keys."""
     return app.state.sign_in
 
 
@@ -382,7 +382,7 @@ async def _verify_key(request: Request, presented: str | None) -> tuple[Caller, 
 
 
 async def _limit_rate(request: Request, caller: Caller, per_minute: int | None) -> None:
-    """Counts the request against the rate limits of the key and of the tenant; raises `TooManyRequests`."""
+    """Counts the request against the rate limits of the key and of the tenant. Raises `TooManyRequests`."""
     settings: Settings = request.app.state.server_state.settings
     limiter, statuses, key_id = get_rate_limiter(request.app), list[RateLimitStatus](), caller.key_id or ""
     if (per_minute := per_minute or settings.requests_per_minute) is not None:
@@ -435,7 +435,7 @@ def require_action(action: Action) -> RequireAction:
 
 
 class LocalAuthMiddleware:
-    """ASGI middleware that authenticates the local user by token; also accepts API keys if `verify_key` is given."""
+    """ASGI middleware that authenticates the local user by token. Also accepts API keys if `verify_key` is given."""
 
     def __init__(self, app: ASGIApp, *, token: str, verify_key: VerifyKey | None = None) -> None:
         if not token:
@@ -461,7 +461,7 @@ class LocalAuthMiddleware:
                 await send({"type": "websocket.close", "code": 1008})
 
     async def _authenticate(self, scope: ASGIScope) -> Response | None:
-        """Stores the caller in the scope; returns a response if the request needs no application."""
+        """Stores the caller in the scope. Returns a response if the request needs no application."""
         headers = Headers(scope=scope)
         check_same_site(headers)
         if scope["path"] in HEALTH_PATHS:

@@ -23,7 +23,7 @@ class Caller:
     max_spend: float | None = None
     """Spend cap of the key in US dollars."""
     models: tuple[str, ...] | None = None
-    """Patterns of the models that the key may call; None for all models."""
+    """Patterns of the models that the key may call, or None for all models."""
     roles: frozenset[UserRole] | None = None
     """None for API keys of the tenant itself, which only their scopes limit."""
     user: str | None = None

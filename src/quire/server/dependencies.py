@@ -72,7 +72,7 @@ AfterSeq = Annotated[
 
 
 async def load_conversation(engine: Engine, conversation: str, branch: int = MAIN_BRANCH) -> Conversation:
-    """Opens an existing conversation; raises `NotFound` if the engine's tenant has no such conversation or branch."""
+    """Opens an existing conversation. Raises `NotFound` if the engine's tenant has no such conversation or branch."""
     await engine.store.get_branch(conversation, branch)
     return Conversation(engine, conversation, branch)
 

@@ -41,7 +41,7 @@ StreamEvent = AnyTurnEventSchema | BranchChangedSchema
 LiveEventSchema = TypeAliasType("LiveEventSchema", Annotated[StreamEvent, Field(discriminator="event")])
 
 AuthorizationCheck = Callable[[float], Awaitable[bool]]
-"""Returns whether the client is still authorized; its argument is the maximum age of a cached result in seconds."""
+"""Returns whether the client is still authorized. Its argument is the maximum age of a cached result in seconds."""
 
 
 def event_stream_responses(schema: str) -> dict[int | str, dict[str, Any]]:

@@ -146,11 +146,11 @@ class IdentityProvider:
         return answer
 
     async def poll_device_flow(self, device_code: str) -> ProviderTokens:
-        """The tokens, once the person has signed in; raises `DevicePending` until then."""
+        """The tokens, once the person has signed in. Raises `DevicePending` until then."""
         return await self._request_tokens(grant_type=DEVICE_GRANT, device_code=device_code)
 
     async def make_logout_url(self, id_token: str | None) -> str | None:
-        """Where the browser ends the session at the provider too; None if the provider has no such page."""
+        """Where the browser ends the session at the provider too, or None if the provider has no such page."""
         metadata = (await self._issuers[self._sign_in.issuer].load()).metadata
         endpoint = metadata.get("end_session_endpoint")
         if not isinstance(endpoint, str):
@@ -159,7 +159,7 @@ class IdentityProvider:
         return _add_query(endpoint, parameters | ({"id_token_hint": id_token} if id_token else {}))
 
     async def load_claims(self, tokens: ProviderTokens, *, nonce: str | None) -> dict[str, Any]:
-        """Claims of a verified ID token; those on groups, name and email also from the provider's userinfo."""
+        """Claims of a verified ID token. Those on groups, name and email also from the provider's userinfo."""
         if tokens.id_token is None:
             raise SignInRefused("The provider sent no ID token; allow the scope openid for this client.")
         issuer = self._sign_in.issuer
@@ -186,7 +186,7 @@ class IdentityProvider:
         raise SignInRefused("The token's issuer is none of those in `sign_in.workloads`.")
 
     async def verify_token(self, token: str, *, issuer: str, audience: str, nonce: str | None = None) -> dict[str, Any]:
-        """Claims of a token of this issuer for this audience; raises `SignInRefused` with the reason."""
+        """Claims of a token of this issuer for this audience. Raises `SignInRefused` with the reason."""
         if len(token) > MAX_TOKEN_CHARS:
             raise SignInRefused(f"The token has more than {MAX_TOKEN_CHARS:,} characters.")
         keys = (await self._issuers[issuer].load()).keys
@@ -261,7 +261,7 @@ def _describe_refusal(answer: Mapping[str, Any]) -> str:
 
 
 def _parse_keys(document: Mapping[str, Any]) -> KeySet:
-    """The public keys for signatures; keys of kinds that joserfc does not know are left out."""
+    """The public keys for signatures. Keys of kinds that joserfc does not know are left out."""
     keys: list[Key] = []
     for each in cast("Sequence[dict[str, Any]]", document.get("keys") or ()):
         if each.get("kty") == "oct" or each.get("use", "sig") != "sig":

@@ -21,11 +21,11 @@ from quire.schemas.imports import ImportJobSchema, ImportStatus
 _log = logging.getLogger(__name__)
 
 MAX_RUNNING_IMPORTS = 4
-"""Imports of all tenants that run at the same time; a tenant has one."""
+"""Imports of all tenants that run at the same time. A tenant has one."""
 MAX_UPLOADS = 4
-"""Unfinished uploads of all tenants, each of which may fill the disk up to the limit of a file; a tenant has one."""
+"""Unfinished uploads of all tenants, each of which may fill the disk up to the limit of a file. A tenant has one."""
 MAX_LISTED_IMPORTS = 50
-"""Imports of a tenant that are listed; older ones are forgotten."""
+"""Imports of a tenant that are listed. Older ones are forgotten."""
 
 
 class ImportJob:

@@ -1,6 +1,6 @@
 """Server lifecycle: worker processes, the uvicorn server, and graceful shutdown of turns and SSE streams.
 
-On SIGTERM, subscriptions, which have no end, are closed at once; all other streams are closed after the grace period.
+On SIGTERM, subscriptions, which have no end, are closed at once. All other streams are closed after the grace period.
 Each gets a last event that gives the reason, in a form that OpenAI clients also read as an error.
 """
 
@@ -71,7 +71,7 @@ SHUTDOWN_EVENT = f"event: {SHUTDOWN_EVENT_NAME}\ndata: {json.dumps({'error': _SH
 def make_server_config(
     app: ASGIApp, *, grace_seconds: float, max_message_bytes: int = DEFAULT_MESSAGE_BYTES
 ) -> uvicorn.Config:
-    """`max_message_bytes` limits a message of a WebSocket as it arrives; its request has the limits of every other."""
+    """`max_message_bytes` limits a message of a WebSocket as it arrives. Its request has the limits of every other."""
     return uvicorn.Config(
         WebSocketGateway(app),
         lifespan="off",
@@ -109,7 +109,7 @@ async def run_server(app: FastAPI, sock: socket.socket, *, grace_seconds: float,
 def call_on_exit(sentinel: int, callback: Callable[[], None]) -> None:
     """Calls back in the event loop when the process of the sentinel ends.
 
-    The event loop of Windows cannot watch the handle of a process; there a thread waits for it.
+    The event loop of Windows cannot watch the handle of a process. There a thread waits for it.
     """
     loop = asyncio.get_running_loop()
 
@@ -202,12 +202,12 @@ class StreamRegistry:
         self._cancelled: set[asyncio.Task[object]] = set()
 
     def begin_shutdown(self) -> None:
-        """Ends all subscriptions; replies may finish."""
+        """Ends all subscriptions. Replies may finish."""
         self.is_shutting_down = True
         self._cancel(self._subscriptions)
 
     def cancel_all(self) -> None:
-        """Ends all streams; their tasks are cancelled, as if the client had disconnected."""
+        """Ends all streams. Their tasks are cancelled, as if the client had disconnected."""
         self.begin_shutdown()
         self._cancel(self._replies)
 
@@ -296,7 +296,7 @@ class Supervisor:
         self._failed = False
 
     def run(self) -> bool:
-        """Runs until a signal; returns False if a worker could not start."""
+        """Runs until a signal. Returns False if a worker could not start."""
         with tempfile.TemporaryDirectory(prefix="quire-metrics-") as metrics_dir:
             os.environ[MULTIPROCESS_DIR_VARIABLE] = metrics_dir
             previous_handlers = {each: signal.signal(each, self._handle_signal) for each in SHUTDOWN_SIGNALS}

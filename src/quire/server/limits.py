@@ -1,6 +1,6 @@
 """Limits of requests: maximum size and number of values of a body, body timeout, and headers on the rate limit.
 
-A refused request gets a problem response; if the rest of its body may still arrive, the connection is closed.
+A refused request gets a problem response. If the rest of its body may still arrive, the connection is closed.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ DRAIN_SECONDS = 30.0
 DRAIN_IDLE_SECONDS = 5.0
 """Seconds without a byte after which the rest is not waited for."""
 UPLOAD_PATH = "/api/imports"
-"""Path of uploads that are streamed to a file; they have separate limits."""
+"""Path of uploads that are streamed to a file. They have separate limits."""
 MAX_UPLOAD_BYTES = 4_000_000_000
 UPLOAD_TIMEOUT_SECONDS = 3_600.0
 RAW_BODY_PATHS = ("/api/blobs", "/api/import", UPLOAD_PATH, "/v1/files")
-"""Paths whose bodies are not parsed as one JSON text; every other body is checked by `JsonLimit`."""
+"""Paths whose bodies are not parsed as one JSON text. Every other body is checked by `JsonLimit`."""
 
 
 class LimitsMiddleware:

@@ -55,7 +55,7 @@ class _WatchedConversation:
         self.key = key
         self.listeners: list[Callable[[StreamEvent | None], None]] = []
         self.heads: dict[int, int] = {}
-        """By branch; empty until they are read. Listeners get the running turns after the first heads."""
+        """By branch. Empty until they are read. Listeners get the running turns after the first heads."""
         self.remote_turns: dict[str, RemoteTurn] = {}
         """The running ones, by id."""
         self.seen_turns: set[str] = set()

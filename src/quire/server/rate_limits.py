@@ -18,7 +18,7 @@ from quire.errors import StoreError
 from quire.store import SqlStore
 
 MAX_TRACKED_KEYS = 10_000
-"""Maximum token buckets in memory, evicted least recently used first; an evicted key starts with a full bucket."""
+"""Maximum token buckets in memory, evicted least recently used first. An evicted key starts with a full bucket."""
 BATCH_SHARE = 0.02
 """Share of a minute's requests that a server takes at once: what it does not use, no server can."""
 BATCH_SECONDS = 10.0
@@ -34,7 +34,7 @@ class RateLimitStatus(NamedTuple):
     remaining: int
     reset_seconds: int
     retry_after: int | None
-    """Seconds until the next request is allowed; None if this one is."""
+    """Seconds until the next request is allowed, or None if this one is."""
     holder: Literal["key", "tenant"] = "key"
     """Whose requests are counted."""
 
@@ -120,7 +120,7 @@ class SharedRateLimiter:
         return (await self.acquire(tenant, f"tenant {tenant}", per_minute))._replace(holder="tenant")
 
     def _use(self, batch: _PermitBatch) -> RateLimitStatus | None:
-        """Allows or refuses a request by what this server knows; None if it must take a batch first."""
+        """Allows or refuses a request by what this server knows, or None if it must take a batch first."""
         current = self._clock()
         if batch.permits > 0 and current < batch.usable_until:
             batch.permits -= 1

@@ -23,7 +23,7 @@ from quire.turns.leases import IdempotencyKey, LeaseState
 _log = logging.getLogger(__name__)
 
 TurnObserver = Callable[[Conversation, Model], AbstractContextManager[Callable[[TurnEvent], None]]]
-"""Context manager around a turn; it yields a function that is called with every event."""
+"""Context manager around a turn. It yields a function that is called with every event."""
 
 
 class TurnStream:
@@ -146,7 +146,7 @@ class RunningTurn(TurnStream):
             _log.warning("The lease of turn %s was not released and will expire: %s", self.lease.turn, error)
 
     def stop(self) -> None:
-        """Asks the turn to stop; what has arrived of the reply is recorded."""
+        """Asks the turn to stop. What has arrived of the reply is recorded."""
         self._stop_requested.set()
 
     def interrupt(self) -> None:

@@ -47,7 +47,7 @@ _VALUE_PATH = re.compile(r"([A-Za-z][\w]*)\[([^\]]*)\](?:\.(\w+))?", re.ASCII)
 
 
 def parse_filter(text: str | None, names: Sequence[str]) -> dict[str, str]:
-    """Attributes and values that all must be equal; raises `InvalidScim` for any other filter."""
+    """Attributes and values that all must be equal. Raises `InvalidScim` for any other filter."""
     if text is None:
         return {}
     supported = f"Filters compare {', '.join(names)} with `eq`, joined by `and`."
@@ -154,7 +154,7 @@ def _check_member_count(members: frozenset[str]) -> frozenset[str]:
 
 
 def _fold_keys(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The values of these attributes, whose names clients may write in any case; others are left out."""
+    """The values of these attributes, whose names clients may write in any case. Others are left out."""
     by_lower = {_strip_schema(name).lower(): value for name, value in values.items()}
     return {name: by_lower[name.lower()] for name in names if name.lower() in by_lower}
 
@@ -195,7 +195,7 @@ class PatchOperation(NamedTuple):
     op: str
     """add, replace or remove."""
     path: str
-    """Attribute, with its subattribute after a dot; empty if the value names the attributes."""
+    """Attribute, with its subattribute after a dot. Empty if the value names the attributes."""
     where: tuple[tuple[str, Any], ...]
     """Values that an item must have, of a path such as `emails[type eq "work"].value`."""
     has_filter: bool
@@ -241,7 +241,7 @@ def _parse_operation(operation: Mapping[str, Any]) -> list[PatchOperation]:
 
 
 def patch_user(resource: Mapping[str, Any], operations: Sequence[PatchOperation]) -> dict[str, Any]:
-    """The person after these operations; what is not stored of a person is ignored."""
+    """The person after these operations. What is not stored of a person is ignored."""
     user: dict[str, Any] = json.loads(json.dumps(dict(resource)))
     for each in operations:
         attribute, _, part = each.path.partition(".")
@@ -401,7 +401,7 @@ def render_list(resources: Sequence[Mapping[str, Any]], total: int, start: int) 
 
 
 def select_attributes(resource: dict[str, Any], attributes: str | None, excluded: str | None) -> dict[str, Any]:
-    """The resource with only these attributes, or without those; what every resource has stays."""
+    """The resource with only these attributes, or without those. What every resource has stays."""
 
     def split(names: str) -> list[list[str]]:
         return [_strip_schema(each.strip()).lower().split(".", 1) for each in names.split(",") if each.strip()]

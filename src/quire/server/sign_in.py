@@ -182,7 +182,7 @@ class SignInService:
         return f"{urlsafe_b64encode(signed_in.tenant.encode()).decode().rstrip('=')}.{secret}"
 
     async def authenticate(self, request: Request) -> Caller:
-        """The person whose session the request's cookie has; raises `SignInRequired` or `CrossOriginRequest`."""
+        """The person whose session the request's cookie has. Raises `SignInRequired` or `CrossOriginRequest`."""
         session = await self.find_session(request)
         if session is None:
             raise SignInRequired(f"Sign in at {self.url}/auth/login, or send an API key.")
@@ -251,7 +251,7 @@ class SignInService:
         return await store.users.confirm(user.subject, name=user.name, email=user.email, roles=roles)
 
     async def end(self, request: Request) -> tuple[SignedIn, str | None] | None:
-        """Ends the session of the request; the person, and the provider's address that ends its own session."""
+        """Ends the session of the request. The person, and the provider's address that ends its own session."""
         session = await self.find_session(request)
         if session is None:
             return None
@@ -272,7 +272,7 @@ class SignInService:
     # Cookies.
 
     def read_cookie(self, headers: Headers, name: CookieName) -> str | None:
-        """Value of a cookie; None also if it is there twice, since one of them is then not ours."""
+        """Value of a cookie. None also if it is there twice, since one of them is then not ours."""
         full_name = self._cookie_format.format(name)
         pairs = (each.strip().partition("=") for line in headers.getlist("cookie") for each in line.split(";"))
         values = [value for each, _, value in pairs if each == full_name]

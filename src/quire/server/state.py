@@ -110,7 +110,7 @@ class ServerState:
             raise explain_unusable_model(name, error) from error
 
     def base_url_for(self, name: str) -> str | None:
-        """Returns the base URL at which a model is called; None if it is not called over HTTP."""
+        """Returns the base URL at which a model is called, or None if it is not called over HTTP."""
         return getattr(self._build_model(name), "base_url", None)
 
     async def change_settings(self, changes: Mapping[str, Any]) -> None:
@@ -139,7 +139,7 @@ async def open_server_state(
     is_local: bool = False,
     **options: Any,
 ) -> AsyncGenerator[ServerState]:
-    """Opens the store and starts the agent's MCP servers; closes both after turns and background work are done.
+    """Opens the store and starts the agent's MCP servers. Closes both after turns and background work are done.
 
     No MCP server starts where no tenant has access to the host.
     """

@@ -88,14 +88,14 @@ class TurnRegistry:
     async def start(
         self, key: BranchKey, conversation: Conversation, message: Message | str | None, *, model: Model
     ) -> RunningTurn:
-        """Starts a turn; raises `TurnInProgress` if the branch has one."""
+        """Starts a turn. Raises `TurnInProgress` if the branch has one."""
         granted = await self.acquire(key)
         if isinstance(granted, LeaseState):
             raise turn_in_progress(key)
         return self.launch(key, granted.lease, conversation, message, model=model)
 
     async def acquire(self, key: BranchKey, idempotency_key: IdempotencyKey | None = None) -> LeaseGrant | LeaseState:
-        """Acquires the lease of a branch; returns the state of the lease if a turn is running there."""
+        """Acquires the lease of a branch. Returns the state of the lease if a turn is running there."""
         # Reading may work where writing does not, and the model is called before the reply is written.
         store = self._store.for_tenant(key.tenant)
         await store.check_known_outage()
@@ -172,7 +172,7 @@ class TurnRegistry:
                     _log.warning("The leases of running turns were not renewed: %s", error)
 
     async def stop(self, key: BranchKey) -> bool:
-        """Stops the branch's turn, in whichever process it runs; returns whether there is one."""
+        """Stops the branch's turn, in whichever process it runs. Returns whether there is one."""
         if (running := self.get(key)) is not None:
             running.stop()
             return True
@@ -192,7 +192,7 @@ class TurnRegistry:
             running.resolve_approval(approval, approve=approve)
 
     async def wait_for_outcome(self, tenant: str, lease: TurnLease) -> str | None:
-        """Waits for the end of a turn in another process; returns the outcome of a turn without an answer.
+        """Waits for the end of a turn in another process. Returns the outcome of a turn without an answer.
 
         None if the log has the answer, or if the process died and its lease expired.
         """
@@ -216,7 +216,7 @@ class TurnRegistry:
             await asyncio.wait([self._heartbeat])
 
     async def stop_all(self) -> None:
-        """Stops every turn and waits for the ends; what has arrived of the replies is recorded."""
+        """Stops every turn and waits for the ends. What has arrived of the replies is recorded."""
         self._stopping.set()
         for _, running in self.list_running():
             running.interrupt()

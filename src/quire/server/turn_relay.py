@@ -20,7 +20,7 @@ TURN_STARTED = "turn started"
 WATCHING = "watching"
 """Kind of the notification that a process has an event stream of a conversation."""
 TURN_EVENTS = "turn events"
-"""Kind of the notification that events of a turn were written; its detail is the turn's id."""
+"""Kind of the notification that events of a turn were written. Its detail is the turn's id."""
 WRITE_INTERVAL_SECONDS = 0.2
 """Minimum time between two writes of a turn's events."""
 RETRY_SECONDS = 1.0

@@ -80,7 +80,7 @@ class TurnSubmission:
     conversation: Conversation
     message: Message | None
     after: int | None
-    """Number of the entry before the question; None if the question is not idempotent."""
+    """Number of the entry before the question, or None if the question is not idempotent."""
     model: Model
 
     @property
@@ -94,7 +94,7 @@ def make_idempotency_key(message: Message | None, after: int) -> IdempotencyKey:
 
 
 async def append_once(conversation: Conversation, messages: Sequence[Message], *, after: int) -> list[Entry]:
-    """Appends messages right after entry `after`; returns the existing entries if they are already there."""
+    """Appends messages right after entry `after`. Returns the existing entries if they are already there."""
     store, recorder = conversation.engine.store, Recorder(conversation.engine, conversation.id, conversation.branch)
     drafts = [recorder.make_draft(PendingMessage(message)) for message in messages]
     path = await _get_path_at(conversation, after)

@@ -1,6 +1,6 @@
 """HTTP client for upstreams: a pool of connections, and responses that are read in chunks.
 
-Responses, errors included, are returned as they are; redirects are not followed and cookies are not stored. Failures
+Responses, errors included, are returned as they are. Redirects are not followed and cookies are not stored. Failures
 without a response (timeout, reset, no connection) are raised as Quire's errors, which name the host.
 """
 
@@ -30,7 +30,7 @@ MAX_RESPONSE_HEADER_BYTES = 64 * 1024
 MAX_UNCHUNKED_BODY_BYTES = 1024 * 1024
 """Request bodies up to this size are written at once, larger ones in pieces, so that the event loop is not blocked."""
 MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
-"""Maximum size of a document that `get` fetches; a larger one is cut off."""
+"""Maximum size of a document that `get` fetches. A larger one is cut off."""
 _AUTOMATIC_HEADERS = ("accept", "accept-encoding", "content-type", "user-agent")
 """Headers that aiohttp must not add by itself: the caller decides on the headers of a request."""
 
@@ -93,7 +93,7 @@ class UpstreamClient:
         )
         self._ssl_context = ssl_context
         self._proxies = getproxies()
-        """From the environment: HTTP_PROXY, HTTPS_PROXY, ALL_PROXY; NO_PROXY names the exceptions."""
+        """From the environment: HTTP_PROXY, HTTPS_PROXY, ALL_PROXY. NO_PROXY names the exceptions."""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -136,7 +136,7 @@ class UpstreamClient:
                 response.close()
 
     async def get(self, url: str, *, headers: Mapping[str, str]) -> tuple[int, bytes]:
-        """Fetches a short document; returns its status and body. Raises `ModelError`."""
+        """Fetches a short document. Returns its status and body. Raises `ModelError`."""
         async with self.send("GET", url, headers=headers) as response:
             return response.status_code, await response.read(max_bytes=MAX_DOCUMENT_BYTES)
 

@@ -36,14 +36,14 @@ sends all of them again."""
 MAX_WAITING_MESSAGES = 1
 """Maximum messages that wait for the end of the response before them."""
 MAX_MESSAGE_FRAMES = 10_000
-"""Maximum frames of one message; each takes memory, also an empty one."""
+"""Maximum frames of one message. Each takes memory, also an empty one."""
 IDLE_SECONDS = 300.0
 """Seconds without a message after which a connection is closed, and in which a message must arrive whole."""
 SHUTDOWN_TYPE = "quire.shutdown"
 """Type of the message by which the protocol informs the application that the server stops."""
 
 _HANDSHAKE_HEADERS = frozenset({b"connection", b"upgrade", b"openai-beta", b"content-length", b"content-type"})
-"""Headers of the handshake that its requests do not have; also those that begin with `sec-websocket-`."""
+"""Headers of the handshake that its requests do not have. Also those that begin with `sec-websocket-`."""
 
 
 class LimitedWebSocketProtocol(WebSocketsSansIOProtocol):
@@ -275,7 +275,7 @@ def _find_refusal(scope: Scope) -> ErrorResponse | None:
 
 
 def _make_scope(scope: Scope, method: str, *, headers: list[tuple[bytes, bytes]]) -> Scope:
-    """The scope of a request of the connection; nothing that the application adds to it is in the next one's."""
+    """The scope of a request of the connection. Nothing that the application adds to it is in the next one's."""
     request = {name: value for name, value in scope.items() if name not in ("subprotocols", "extensions")}
     scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], "http")
     state = dict(cast("Mapping[str, object]", scope.get("state") or {}))

@@ -144,7 +144,7 @@ def get_data_version(connection: Connection, _tenant: str) -> int | None:
 
 
 class AllTenants(StorePart):
-    """What background work and event streams read of all tenants. Of several cells, each part reads one; this is the
+    """What background work and event streams read of all tenants. Of several cells, each part reads one. This is the
     home cell's, if no other is named."""
 
     def __init__(self, base: TenantDatabase, cell: str | None = None) -> None:
@@ -156,7 +156,7 @@ class AllTenants(StorePart):
         return self._named_cell or next(iter(self.base.database.cells), None)
 
     def list_parts(self) -> list["AllTenants"]:
-        """One part for each cell, the home cell first; a single part if the database is one."""
+        """One part for each cell, the home cell first. A single part if the database is one."""
         return [AllTenants(self.base, name) for name in self.base.database.cells] or [self]
 
     async def list_branch_heads(self, keys: Collection[ConversationKey]) -> dict[ConversationKey, dict[int, int]]:

@@ -89,7 +89,7 @@ def _own(table: Any, tenant: str, conversation: str) -> tuple[Any, Any]:
 
 
 def _build_archive(connection: Connection, tenant: str, conversation: str) -> _Archive | None:
-    """The archive; None if the conversation has background work or nothing to move."""
+    """The archive, or None if the conversation has background work or nothing to move."""
     branches = list_branches(connection, tenant, conversation)
     if any(branch.state.offloaded for branch in branches) or not any(branch.head_seq for branch in branches):
         return None
@@ -132,7 +132,7 @@ def _verify_and_build(connection: Connection, tenant: str, conversation: str) ->
 def _mark_offloaded(
     connection: Connection, tenant: str, conversation: str, name: str, archive: _Archive
 ) -> float | None:
-    """Records the archive, and returns for how many seconds the rows have to stay; None if the conversation was used
+    """Records the archive, and returns for how many seconds the rows have to stay, or None if the conversation was used
     since the archive was made."""
     branches = lock_branches(connection, tenant, conversation, is_offloading=True)
     if _lock_pending(connection, tenant, name) is None:
@@ -166,7 +166,7 @@ def _put_archive(connection: Connection, row: dict[str, Any]) -> None:
 
 
 def _delete_rows(connection: Connection, tenant: str, conversation: str, name: str) -> None:
-    """Deletes the rows of a conversation whose archive this object is; nothing if it was restored meanwhile."""
+    """Deletes the rows of a conversation whose archive this object is. Nothing if it was restored meanwhile."""
     lock_branches(connection, tenant, conversation, is_offloading=True)
     if _get_object(connection, tenant, conversation) != name or _lock_pending(connection, tenant, name) is None:
         return
@@ -309,7 +309,7 @@ def _begin_upload(connection: Connection, tenant: str, name: str) -> None:
 
 
 def _lock_pending(connection: Connection, tenant: str, name: str) -> int | None:
-    """When the upload began; None if it was given up."""
+    """When the upload began, or None if it was given up."""
     query = select(pending_objects.c.since).where(*_is_pending(tenant, name), pending_objects.c.since > 0)
     return connection.execute(query.with_for_update()).scalar()
 
@@ -391,7 +391,7 @@ class Offloading(StorePart):
         return self._storage is not None
 
     def get_storage(self) -> ObjectStorage:
-        """The object storage; raises `InvalidConfiguration` if this process has none."""
+        """The object storage. Raises `InvalidConfiguration` if this process has none."""
         if self._storage is None:
             raise InvalidConfiguration(
                 "What is in object storage cannot be read: `object_storage_url` is not set. Set it as on your servers."
@@ -399,7 +399,7 @@ class Offloading(StorePart):
         return self._storage
 
     async def offload(self, conversation: str) -> OffloadResult | None:
-        """Moves the rows of a conversation to object storage; None if there is nothing to move, or it is in use.
+        """Moves the rows of a conversation to object storage, or None if there is nothing to move, or it is in use.
 
         Raises `IntegrityViolation` if a row of it was changed: then it stays.
         """
@@ -442,7 +442,7 @@ class Offloading(StorePart):
         await self.collect()
 
     async def move_blobs(self, conversation: str, *, min_bytes: int) -> int:
-        """Moves the large blobs that a conversation uses; returns their number."""
+        """Moves the large blobs that a conversation uses. Returns their number."""
         count = 0
         for digest in await self.run(read_bulk, _list_large_blobs, conversation, min_bytes=min_bytes):
             data = await self.run(read_bulk, _get_data, digest)
@@ -475,7 +475,7 @@ class Offloading(StorePart):
         return found
 
     async def _read_archive(self, conversation: str, name: str) -> list[str] | None:
-        """The lines of a conversation's archive; None if the conversation came back since it was that archive."""
+        """The lines of a conversation's archive, or None if the conversation came back since it was that archive."""
         try:
             data = await self.read_object(name)
         except MissingObject:
@@ -504,7 +504,7 @@ class Offloading(StorePart):
         return open_value(blobs.c.data, sealed)
 
     async def collect(self) -> int:
-        """Removes objects that nothing refers to, and finishes what a crash interrupted; returns the number.
+        """Removes objects that nothing refers to, and finishes what a crash interrupted. Returns the number.
 
         If the object storage is away, they are removed later.
         """
@@ -518,7 +518,7 @@ class Offloading(StorePart):
         return count
 
     async def delete_all(self) -> int:
-        """Deletes all objects of the tenant; returns their number."""
+        """Deletes all objects of the tenant. Returns their number."""
         names = await self.get_storage().list(self.base.tenant)
         for name in names:
             await self.get_storage().delete(self.base.tenant, name)

@@ -156,7 +156,7 @@ def list_shards(connection: Connection, tenant: str, id: str) -> list[int]:
 
 
 def start_shard(connection: Connection, tenant: str, id: str, shard: int) -> BacktestShard | None:
-    """Counts a start of a shard; None if it is finished, or its backtest failed or was deleted."""
+    """Counts a start of a shard, or None if it is finished, or its backtest failed or was deleted."""
     own = _own_shard(tenant, id, shard)
     started = update(backtest_shards).where(*own).values(attempts=backtest_shards.c.attempts + 1, done=0.0)
     if not connection.execute(started).rowcount:
@@ -167,7 +167,7 @@ def start_shard(connection: Connection, tenant: str, id: str, shard: int) -> Bac
 
 
 def update_shard(connection: Connection, tenant: str, id: str, shard: int, *, done: float) -> bool:
-    """Stores the progress of a shard; returns whether it is still needed."""
+    """Stores the progress of a shard. Returns whether it is still needed."""
     # The backtest is locked before its shard, as in `finish_shard`, so that the two do not deadlock.
     connection.execute(update(backtests).where(*_own(backtests, tenant, id)).values(updated_at=now()))
     updated = connection.execute(update(backtest_shards).where(*_own_shard(tenant, id, shard)).values(done=done))
@@ -177,7 +177,7 @@ def update_shard(connection: Connection, tenant: str, id: str, shard: int, *, do
 def finish_shard(
     connection: Connection, tenant: str, id: str, shard: int, *, conversations: int, merge: MergeTotals
 ) -> bool:
-    """Adds the totals of a shard; False if it is no longer needed."""
+    """Adds the totals of a shard, or False if it is no longer needed."""
     own = _own(backtests, tenant, id)
     row = connection.execute(select(backtests.c.totals).where(*own).with_for_update()).first()
     if row is None or not connection.execute(delete(backtest_shards).where(*_own_shard(tenant, id, shard))).rowcount:
@@ -219,7 +219,7 @@ def list_sample_frame(connection: Connection, tenant: str, *, limit: int) -> lis
 
 
 def draw_messages(connection: Connection, tenant: str, random_paths: Sequence[bytes]) -> list[str]:
-    """The conversation of the message after each of these paths; empty if the tenant has no message.
+    """The conversation of the message after each of these paths. Empty if the tenant has no message.
 
     The path of a message is a hash, so the message whose path follows a random one is a random message. A conversation
     is drawn with a probability proportional to the number of its messages, and may be repeated.

@@ -2,7 +2,7 @@
 the bodies of its requests, and an end line.
 
 Export, import and export again gives the same bytes, except for the id if another one is given. An import verifies
-every digest and is atomic. Recall segments and passages are not exported, since they are derived from the log; memories
+every digest and is atomic. Recall segments and passages are not exported, since they are derived from the log. Memories
 are not, since they belong to their agent.
 """
 
@@ -127,7 +127,7 @@ _LINE_ADAPTER: TypeAdapter[ExportLine] = TypeAdapter(ExportLine)
 
 
 def format_entry_line(entry: Entry) -> str:
-    """Formats an entry; its body is copied byte by byte."""
+    """Formats an entry. Its body is copied byte by byte."""
     head: dict[str, Any] = {
         "line": "entry",
         "branch": entry.branch,

@@ -85,7 +85,7 @@ ReadObject = Callable[[Connection, str], bytes]
 def verify_conversation(
     connection: Connection, tenant: str, conversation: str, *, read_object: ReadObject | None = None
 ) -> list[IntegrityFault]:
-    """The faults of all branches; an empty list means that every byte is as it was recorded.
+    """The faults of all branches. An empty list means that every byte is as it was recorded.
 
     Without `read_object`, blobs in object storage are not read. Entries there are not verified here.
     """

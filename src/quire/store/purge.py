@@ -2,7 +2,7 @@
 
 The digests of entries stay, so the hash chain still verifies. A purge by value erases one text, such as a leaked key,
 from every row of a tenant. Whatever contains the value is purged as a whole: messages and compactions with everything
-derived from them, memories, blobs, indexed documents; titles and names are cleared. A purge of a tenant deletes its
+derived from them, memories, blobs, indexed documents. Titles and names are cleared. A purge of a tenant deletes its
 rows.
 """
 
@@ -368,7 +368,7 @@ def _has_form(value: str | bytes | None, forms: Sequence[str]) -> bool:
 
 
 def _clear_texts(connection: Connection, tenant: str, table_name: str, rows: Sequence[ValueRow], value: str) -> bool:
-    """Clears the value in rows that have to stay; returns whether the rows of this table do."""
+    """Clears the value in rows that have to stay. Returns whether the rows of this table do."""
     match table_name:
         case schema.conversations.name:
             for row in rows:
@@ -411,7 +411,7 @@ _DELETED_WITH_CONVERSATION = {
 
 
 def _delete_rows(connection: Connection, tenant: str, table_name: str, rows: Sequence[ValueRow]) -> bool:
-    """Deletes rows that are derived or hold nothing but content; returns whether this table has such rows.
+    """Deletes rows that are derived or hold nothing but content. Returns whether this table has such rows.
 
     A memory only loses its text.
     """

@@ -1,7 +1,7 @@
 """`SqlStore`: the asynchronous store on SQLite and PostgreSQL, for one tenant.
 
-Every operation is a function on a connection, which a method runs in one transaction. The store itself holds the log;
-keys, spending, usage, leases and the index are in its parts.
+Every operation is a function on a connection, which a method runs in one transaction. The store itself holds the log.
+Keys, spending, usage, leases and the index are in its parts.
 """
 
 from base64 import b64encode
@@ -149,7 +149,7 @@ class SqlStore(StorePart):
         self.all_tenants = AllTenants(base)
         self.offloading = Offloading(base, objects)
         self._known_blobs: LRUCache[bytes, None] = LRUCache(blobs.MAX_KNOWN_BLOBS)
-        """Digests of stored blobs, which are not sent again; a purge may make it stale."""
+        """Digests of stored blobs, which are not sent again. A purge may make it stale."""
 
     @classmethod
     @asynccontextmanager
@@ -195,7 +195,7 @@ class SqlStore(StorePart):
         )
 
     def lagging(self) -> "SqlStore":
-        """A store for the reads of one request, which may go to the replica; this store if there is none.
+        """A store for the reads of one request, which may go to the replica. This store if there is none.
 
         They see what this tenant wrote, by any process, and may lack what others of the tenant are writing. What
         decides what a model is sent must not be read through it.
@@ -243,11 +243,11 @@ class SqlStore(StorePart):
         return self.base.database.list_lost_cells()
 
     def list_cells(self) -> tuple[str, ...]:
-        """Names of all cells, the home cell first; empty if the database is one."""
+        """Names of all cells, the home cell first. Empty if the database is one."""
         return self.base.database.cells
 
     async def find_cell(self, tenant: str) -> str | None:
-        """The cell in which a tenant lives; None if the database has no cells."""
+        """The cell in which a tenant lives, or None if the database has no cells."""
         return await self.base.database.find_cell(tenant)
 
     async def check_known_outage(self) -> None:
@@ -310,7 +310,7 @@ class SqlStore(StorePart):
         return await self._count_value_rows(value)
 
     async def thin_manifests(self, conversation: str, *, before: int) -> int:
-        """Removes what only a replay needs from the manifests of replies from before a time; returns their number."""
+        """Removes what only a replay needs from the manifests of replies from before a time. Returns their number."""
         from quire.log.thin_manifests import thin_manifests
 
         return await self.run(write_bulk, thin_manifests, conversation, before=before)
@@ -349,7 +349,7 @@ class SqlStore(StorePart):
         return await self.run(read_bulk, export_tenant, write, read_object=self.offloading.read_in_transaction)
 
     async def verify_conversation(self, conversation: str) -> list[IntegrityFault]:
-        """The faults of a conversation; an empty list means that every byte is as it was recorded."""
+        """The faults of a conversation. An empty list means that every byte is as it was recorded."""
         read_object = self.offloading.read_in_transaction
         return await self.run(read_bulk, verify_stored, conversation, read_object=read_object)
 
@@ -370,7 +370,7 @@ class SqlStore(StorePart):
         return purged._replace(objects=objects)
 
     async def rewrap_keys(self) -> list[str]:
-        """Wraps the data keys of all encrypted tenants with the current key-encryption key; returns the tenants."""
+        """Wraps the data keys of all encrypted tenants with the current key-encryption key. Returns the tenants."""
         rewrapped = [
             tenant
             for cell in self.all_tenants.list_parts()
@@ -399,7 +399,7 @@ class SqlStore(StorePart):
         return await self.run(read_inline, with_branch(reads.get_entry), conversation, branch, seq)
 
     async def get_entries(self, conversation: str, seqs: Collection[int], *, branch: int = MAIN_BRANCH) -> list[Entry]:
-        """These entries in ascending order; unknown numbers are skipped."""
+        """These entries in ascending order. Unknown numbers are skipped."""
         return await self.run(read_inline, with_branch(reads.read_entries), conversation, branch, seqs)
 
     async def read_range(
@@ -517,7 +517,7 @@ class SqlStore(StorePart):
         return await self.run(read_inline, with_branch(ledger.get_manifest), conversation, branch, seq)
 
     async def get_request_body(self, conversation: str, seq: int, *, branch: int = MAIN_BRANCH) -> bytes | None:
-        """The body of the request that entry `seq` answered, as the gateway sent it; None if it is not stored."""
+        """The body of the request that entry `seq` answered, as the gateway sent it, or None if it is not stored."""
         return await self.run(read, with_branch(get_body), conversation, branch, seq)
 
     async def get_request_bodies(

@@ -302,7 +302,7 @@ class TenantMover:
         raise StoreBusy(f"A long write of the tenant {self._team} does not end; try --resume later.")
 
     def _flip(self, source: Connection, target: Connection, move: _Move) -> bool:
-        """Ends the move; False if the freeze has ended before. The target is opened first: no process knows its epoch
+        """Ends the move. False if the freeze has ended before. The target is opened first: no process knows its epoch
         until the source cell names it."""
         self._write_cell(target, "live", move.epoch + 1, move.token)
         with self._lock_out_writers(source):

@@ -56,8 +56,8 @@ def record_reply(
 ) -> list[Entry]:
     """Appends the turn's messages and stores its manifest under the number of the last one, the reply.
 
-    The call is paid for, so the quota of stored bytes refuses nothing here; the reservation of the call was checked.
-    Other blobs of the manifest are assumed to be stored; if one is not, a foreign key refuses the reference to it.
+    The call is paid for, so the quota of stored bytes refuses nothing here. The reservation of the call was checked.
+    Other blobs of the manifest are assumed to be stored. If one is not, a foreign key refuses the reference to it.
     """
     allow_past_quota(connection)
     with batch_statements(connection):

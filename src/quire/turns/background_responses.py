@@ -30,7 +30,7 @@ class BackgroundRequest(NamedTuple):
 
 
 def add_request(connection: Connection, tenant: str, response: str, conversation: str, request: str) -> int:
-    """Stores a request, and deletes old outcomes; returns the number of the tenant's requests without one."""
+    """Stores a request, and deletes old outcomes. Returns the number of the tenant's requests without one."""
     if mask_text(connection, request) != request:
         raise InvalidRequest(
             "A background request is stored until it is answered, and this one contains a secret, which is masked "
@@ -65,7 +65,7 @@ def delete_request(connection: Connection, tenant: str, response: str) -> None:
 
 
 def delete_requests(connection: Connection, tenant: str, conversation: str) -> None:
-    """Deletes the requests of a conversation, for a purge; their responses are not created any more."""
+    """Deletes the requests of a conversation, for a purge. Their responses are not created any more."""
     columns = background_responses.c
     connection.execute(
         delete(background_responses).where(columns.tenant == tenant, columns.conversation == conversation)

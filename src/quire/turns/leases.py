@@ -73,7 +73,7 @@ def acquire_lease(
     owner: str,
     idempotency_key: IdempotencyKey | None = None,
 ) -> LeaseGrant | LeaseState:
-    """Acquires the lease of a branch; returns the state of the lease if a turn is running there."""
+    """Acquires the lease of a branch. Returns the state of the lease if a turn is running there."""
     claimed = claim_lease(connection, tenant, conversation, branch, owner=owner, idempotency_key=idempotency_key)
     if isinstance(claimed, LeaseState):
         return claimed
@@ -153,13 +153,13 @@ def delete_outcomes(connection: Connection, tenant: str, conversation: str) -> N
 
 
 def renew_leases(connection: Connection, tenant: str, turns: Collection[str]) -> list[LeaseState]:
-    """Renews the leases of these turns; returns those that still belong to them."""
+    """Renews the leases of these turns. Returns those that still belong to them."""
     connection.execute(_renewal(connection).where(turn_leases.c.tenant == tenant, turn_leases.c.turn.in_(turns)))
     return list_leases(connection, tenant, turns)
 
 
 def list_leases(connection: Connection, tenant: str, turns: Collection[str]) -> list[LeaseState]:
-    """The leases of these turns; one that ended or was taken over is absent."""
+    """The leases of these turns. One that ended or was taken over is absent."""
     query = select(*_state_columns(connection)).where(turn_leases.c.tenant == tenant, turn_leases.c.turn.in_(turns))
     return _to_states(connection.execute(query).all())
 
@@ -172,19 +172,19 @@ def get_lease(connection: Connection, tenant: str, conversation: str, branch: in
 
 
 def list_running(connection: Connection, tenant: str) -> list[LeaseState]:
-    """The leases of all turns that are running; one whose `approval` has no decision waits for the user."""
+    """The leases of all turns that are running. One whose `approval` has no decision waits for the user."""
     query = select(*_state_columns(connection)).where(turn_leases.c.tenant == tenant, _is_running(connection))
     return _to_states(connection.execute(query.order_by(turn_leases.c.conversation, turn_leases.c.branch)).all())
 
 
 def request_stop(connection: Connection, tenant: str, conversation: str, branch: int) -> bool:
-    """Asks the process that runs the branch's turn to stop it; returns whether a turn is running."""
+    """Asks the process that runs the branch's turn to stop it. Returns whether a turn is running."""
     stop = update(turn_leases).values(stop_requested=1).where(*_is_branch(tenant, conversation, branch))
     return connection.execute(stop.where(_is_running(connection))).rowcount == 1
 
 
 def request_approval(connection: Connection, tenant: str, lease: TurnLease, call: str) -> str:
-    """Records that a tool call of the turn waits for approval; returns the id of the approval.
+    """Records that a tool call of the turn waits for approval. Returns the id of the approval.
 
     The id of the call does not identify it: a model may repeat an earlier call's id.
     """
@@ -198,7 +198,7 @@ def request_approval(connection: Connection, tenant: str, lease: TurnLease, call
 def decide_approval(
     connection: Connection, tenant: str, conversation: str, branch: int, call: str, *, approve: bool
 ) -> str | None:
-    """Records the first decision on a tool call; returns the id of the approval, None if the call waits for none."""
+    """Records the first decision on a tool call. Returns the id of the approval, None if the call waits for none."""
     decided = update(turn_leases).values(is_approved=int(approve)).where(*_is_branch(tenant, conversation, branch))
     is_pending = (turn_leases.c.pending_call == sanitize_text(call)) & turn_leases.c.is_approved.is_(None)
     returned = decided.where(is_pending, _is_running(connection)).returning(turn_leases.c.approval)

@@ -44,7 +44,7 @@ class UsageCounts(NamedTuple):
     """The columns of the roll-up."""
 
     turns: int = 0
-    """Turns; of an item, those that had it because it was added by hand."""
+    """Turns. Of an item, those that had it because it was added by hand."""
     requests: int = 0
     """Model calls; of an item, the requests that included it."""
     input_tokens: int = 0
@@ -101,7 +101,7 @@ class TurnPart(NamedTuple):
     has_reply: bool
 
     def merge(self, later: "TurnPart") -> "TurnPart":
-        """Adds up two parts of one turn; its number, day and model come from the last reply."""
+        """Adds up two parts of one turn. Its number, day and model come from the last reply."""
         last = later if later.has_reply else self
         usage = last.usage._replace(
             cost_nanos=self.usage.cost_nanos + later.usage.cost_nanos,
@@ -228,7 +228,7 @@ class Contribution:
         return counts
 
     def _add_manifest(self, day: int, manifest: Manifest, *, ends_turn: bool) -> Counter[str]:
-        """Adds slots and items of a request; returns what was recalled for it."""
+        """Adds slots and items of a request. Returns what was recalled for it."""
         for slot in manifest.slots:
             if slot.used > 0:
                 self._add_item("slot", day, slot.slot, requests=1, tokens=_clamp(slot.used))

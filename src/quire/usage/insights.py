@@ -45,7 +45,7 @@ class Insights(NamedTuple):
 
 
 async def count_usage(usage: UsageRollup, *, max_batches: int | None = None) -> int:
-    """Counts what the roll-up lacks, at most this number of batches; returns the number of counted branches."""
+    """Counts what the roll-up lacks, at most this number of batches. Returns the number of counted branches."""
     count = batches = 0
     while max_batches is None or batches < max_batches:
         counted = await usage.count()
@@ -56,7 +56,7 @@ async def count_usage(usage: UsageRollup, *, max_batches: int | None = None) -> 
 
 
 async def read_cost_of_today(usage: UsageRollup) -> float:
-    """US dollars of all calls since midnight UTC; a long backlog is left to the background."""
+    """US dollars of all calls since midnight UTC. A long backlog is left to the background."""
     await count_usage(usage, max_batches=TODAY_BATCHES)
     insights = await read_insights(usage, since=now(), groupings=(), limit=1)
     return insights.report.totals.cost_nanos / NANOS_PER_DOLLAR
@@ -76,7 +76,7 @@ async def read_insights(
 
 
 def suggest_changes(report: RollupReport) -> Iterator[UsageSuggestion]:
-    """What to pin, to include always, or to remove; nothing before there is enough usage."""
+    """What to pin, to include always, or to remove. Nothing before there is enough usage."""
     turns, requests = report.totals.turns, report.totals.requests
     if turns >= MIN_SUGGESTION_REQUESTS:
         for name, _, counts in report.documents:

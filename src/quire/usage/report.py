@@ -26,7 +26,7 @@ MAX_PENDING_BRANCHES = 10_000
 
 
 class UsageGroup(NamedTuple):
-    """Counts of one name of a dimension; of a day, `name` is empty."""
+    """Counts of one name of a dimension. Of a day, `name` is empty."""
 
     name: str
     day: int | None
@@ -76,7 +76,7 @@ def read_usage(
     groupings: Sequence[UsageGrouping] = USAGE_GROUPINGS,
     limit: int = 20,
 ) -> RollupReport:
-    """Usage since a day (days since 1970, UTC). Each list has the `limit` first rows; groups by day have all."""
+    """Usage since a day (days since 1970, UTC). Each list has the `limit` first rows. Groups by day have all."""
     [totals] = _read_groups(connection, tenant, "all", since_day, limit=1) or [UsageGroup("", None, UsageCounts())]
     by_day = (
         select(usage_totals.c.day, *(usage_totals.c[name] for name in UsageCounts._fields))
@@ -127,7 +127,7 @@ _ORDER: dict[Dimension, tuple[str, ...]] = {
 """Counts by which the rows of a dimension are ordered, the highest first."""
 _USAGE_ORDER = ("cost_nanos", "input_tokens", "requests")
 _ITEM_COLUMNS = ("requests", "candidates", "uses", "tokens")
-"""Counts of slots, tools, documents, rules and references; the others are 0."""
+"""Counts of slots, tools, documents, rules and references. The others are 0."""
 _USAGE_COLUMNS = tuple(name for name in UsageCounts._fields if name not in ("candidates", "uses", "tokens"))
 
 
@@ -140,7 +140,7 @@ def _read_groups(
     limit: int,
     unused: Literal["requests", "uses"] | None = None,
 ) -> list[UsageGroup]:
-    """The groups of a dimension; with `unused`, only groups of which this count is 0, by tokens."""
+    """The groups of a dimension. With `unused`, only groups of which this count is 0, by tokens."""
     order = _ORDER.get(dimension, _USAGE_ORDER) if unused is None else ("tokens", "candidates")
     names = _ITEM_COLUMNS if dimension in _ORDER else _USAGE_COLUMNS
     sums = {name: func.sum(usage_totals.c[name]) for name in names}

@@ -88,7 +88,7 @@ usage_turns = Table(
     Column("tokens", BigInteger, nullable=False),
     Column("unpriced_requests", BigInteger, nullable=False, server_default="0"),
 )
-"""Turns with a cost or reported tokens, by the last reply of each; an index orders them by cost."""
+"""Turns with a cost or reported tokens, by the last reply of each. An index orders them by cost."""
 
 document_pairs = Table(
     "quire_document_pairs",
@@ -107,7 +107,7 @@ MAX_UNCOUNTED_BRANCHES = 200
 """Branches that one transaction counts."""
 COUNTING_RULES = 2
 """Version of what an entry adds to the roll-up. Conversations counted by older rules are counted again, during other
-work. Version 2 counts the cost of each call instead of each turn; the index of the migration names it too."""
+work. Version 2 counts the cost of each call instead of each turn. The index of the migration names it too."""
 MAX_OUTDATED_CONVERSATIONS = 20
 """Conversations counted by older rules that one transaction resets."""
 
@@ -124,7 +124,7 @@ class RecountResult(NamedTuple):
 
 
 def count_usage(connection: Connection, tenant: str, *, max_entries: int = BATCH_ENTRIES) -> int:
-    """Counts the next entries that are not in the roll-up; returns the number of branches, 0 if nothing is left."""
+    """Counts the next entries that are not in the roll-up. Returns the number of branches, 0 if nothing is left."""
     _lock_rollup(connection, tenant)
     marks = connection.execute(
         select(uncounted_branches.c.conversation, uncounted_branches.c.branch, uncounted_branches.c.last_seq)
@@ -165,7 +165,7 @@ _OUTDATED = (
 def _count_conversation(
     connection: Connection, tenant: str, conversation: str, branches: Mapping[int, int], *, limit: int
 ) -> int:
-    """Counts at most `limit` entries of these branches, each up to its last entry; returns their number."""
+    """Counts at most `limit` entries of these branches, each up to its last entry. Returns their number."""
     contribution = _start_contribution(connection, tenant, conversation)
     counted = _read_marks(connection, tenant, conversation)
     total = 0
@@ -191,7 +191,7 @@ def _count_conversation(
 
 
 def count_conversation(connection: Connection, tenant: str, conversation: str) -> int:
-    """Counts the next entries of one conversation; returns the number of branches that still have some."""
+    """Counts the next entries of one conversation. Returns the number of branches that still have some."""
     _lock_rollup(connection, tenant)
     outdated = select(counted_branches.c.branch).where(
         *_own(counted_branches, tenant, conversation), counted_branches.c.rules < COUNTING_RULES
@@ -239,7 +239,7 @@ def mark_uncounted(connection: Connection, tenant: str, marks: Iterable[tuple[st
 
 
 def recount_conversation(connection: Connection, tenant: str, conversation: str) -> bool:
-    """Compares the contributions of a conversation with its counted entries; corrects them, and returns whether they
+    """Compares the contributions of a conversation with its counted entries. Corrects them, and returns whether they
     differed."""
     _lock_rollup(connection, tenant)
     if any(branch.state.offloaded for branch in list_branches(connection, tenant, conversation)):
@@ -265,7 +265,7 @@ def recount_conversation(connection: Connection, tenant: str, conversation: str)
 
 
 def recount_totals(connection: Connection, tenant: str) -> int:
-    """Compares totals and document pairs with the sum of all contributions; corrects them, and returns how many rows
+    """Compares totals and document pairs with the sum of all contributions. Corrects them, and returns how many rows
     differed."""
     _lock_rollup(connection, tenant)
     key = [usage_contributions.c[name] for name in UsageKey._fields]
@@ -334,8 +334,8 @@ def _fold(
 
 
 def _read_questions(connection: Connection, tenant: str, first: Entry, last: Entry) -> list[int]:
-    """Numbers of the user's messages between two entries of a branch, after the newest one before them; 0 if it is not
-    in this branch."""
+    """Numbers of the user's messages between two entries of a branch, after the newest one before them. 0 if that is
+    not in this branch."""
     own = (*_own(entries, tenant, first.conversation), entries.c.branch == first.branch, entries.c.role == "user")
     before = select(func.max(entries.c.seq)).where(*own, entries.c.seq <= first.seq)
     between = select(entries.c.seq).where(*own, entries.c.seq > first.seq, entries.c.seq <= last.seq)

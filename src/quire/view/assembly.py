@@ -1,7 +1,7 @@
 """Assembly of one request: count, allocate the budget, select, then render and check.
 
 `assemble` is pure: the same input and policy give the same request, byte for byte. The request always fits. It counts
-and selects; the messages are laid out only when the request is sent. If the history exceeds the trigger, the assembly
+and selects. The messages are laid out only when the request is sent. If the history exceeds the trigger, the assembly
 also plans what to compact before the next request.
 """
 

@@ -24,7 +24,7 @@ PRIOR_DENSITY_VARIANCE = 0.01**2
 
 
 class Budget(NamedTuple):
-    """Token limits. `slot_limits` bind optional content only; required content may overflow its slot."""
+    """Token limits. `slot_limits` bind optional content only. Required content may overflow its slot."""
 
     max_input_tokens: int
     trigger_tokens: int
@@ -172,7 +172,7 @@ class Calibration(FrozenModel):
 
 
 def update_calibration(calibration: Calibration, *, predicted: int, reported: int, messages: int) -> Calibration:
-    """Adds one report. An absurd report is clamped and moves the ratio a tenth of the way; empty ones are ignored."""
+    """Adds one report. An absurd report is clamped and moves the ratio a tenth of the way. Empty ones are ignored."""
     if predicted <= 0 or reported <= 0:
         return calibration
     ratio_change = _clamp_ratio(reported / predicted) - calibration.ratio

@@ -2,7 +2,7 @@
 
 genai-prices knows the prices of each kind of token by date, length of the prompt, processing tier and hour, and of
 searches. It lacks the discount of batches for older models, Anthropic's fast mode, and its surcharge for inference in
-one geography. `price_listed_call` adds these; where a price is not published, the cost is a lower bound.
+one geography. `price_listed_call` adds these. Where a price is not published, the cost is a lower bound.
 """
 
 from bisect import bisect_left

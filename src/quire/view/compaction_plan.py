@@ -240,7 +240,7 @@ class _Planner:
         return cut
 
     def _find_archived(self, cut_batches: Sequence[MessageBatch], question: int | None) -> Span | None:
-        """What the compaction covers if these batches are archived; None if nothing is added to the active one."""
+        """What the compaction covers if these batches are archived, or None if nothing is added to the active one."""
         covers, not_loaded = self._input.covers, self._input.not_loaded
         seqs = [seq for batch in cut_batches for seq in batch.seqs if seq != question]
         if not_loaded is not None:
@@ -282,7 +282,7 @@ class _Planner:
         }
 
     def _find_limit(self, messages: Sequence[RenderedMessage], max_tokens: int) -> int:
-        """The largest number of characters of each text with which the messages fit; 0 if they do not."""
+        """The largest number of characters of each text with which the messages fit, or 0 if they do not."""
         longest = max(measure_longest_text(each.message) for each in messages)
         return (
             find_largest_limit(
@@ -298,7 +298,7 @@ class _Planner:
         return self._counter.render_changed(rendered, excerpt)
 
     def _clear(self, batches: Sequence[MessageBatch], excess_tokens: int) -> _ClearedResults:
-        """Clears batches from the oldest on until they have `excess_tokens` fewer tokens; the newest stay whole."""
+        """Clears batches from the oldest on until they have `excess_tokens` fewer tokens. The newest stay whole."""
         cleared = _NOTHING_CLEARED
         for batch in batches[: find_cut_keeping(batches, self._policy.min_recent_messages_to_keep)]:
             if cleared.saved_tokens >= excess_tokens:
@@ -312,7 +312,7 @@ class _Planner:
         return cleared
 
     def _reduce_batch(self, batch: MessageBatch) -> MessageBatch:
-        """The batch with its tool results cleared; the newest batch, and messages that are cleared or pinned already,
+        """The batch with its tool results cleared. The newest batch, and messages that are cleared or pinned already,
         stay unchanged."""
         call = batch.messages[0]
         if not call.call_ids or not batch.seqs or batch.messages is self._batches[-1].messages:

@@ -75,7 +75,7 @@ class CountedInput:
     """Number of the covered question that stays in the view."""
     pins: frozenset[int]
     priorities: Mapping[int, int]
-    """Priorities of the loaded messages by number; all messages of a batch have the same."""
+    """Priorities of the loaded messages by number. All messages of a batch have the same."""
     pinned: tuple[MessageBatch, ...]
     """Covered messages that stay in the view: those that are pinned or that the active compaction preserves."""
     pinned_stubs: frozenset[int]

@@ -96,7 +96,7 @@ def build_decisions(
 
 
 def set_pending_span(decisions: Iterable[Decision], span: Span) -> tuple[Decision, ...]:
-    """Sets the entry numbers of rows that were pending when the request was made; a row may start before them."""
+    """Sets the entry numbers of rows that were pending when the request was made. A row may start before them."""
     return tuple(
         row.model_copy(update={"span": Span(first=row.span.first if row.span else span.first, last=span.last)})
         if row.pending
@@ -138,7 +138,7 @@ def _decide_blocks(counted_input: CountedInput, selection: ViewSelection, slot: 
 
 
 def _decide_recalled(counted_input: CountedInput, selection: ViewSelection) -> Iterator[Decision]:
-    """Recalled messages in log order; then the candidates that did not fit, best first."""
+    """Recalled messages in log order. Then the candidates that did not fit, best first."""
     included = selection.recalled.candidates if selection.recalled is not None else ()
     overhead = (
         selection.recalled.message.tokens - sum(fitted.tokens for fitted in included) if selection.recalled else 0
@@ -221,7 +221,7 @@ def _key_reduced(
     key: _RowKey,
     pins: frozenset[int] = frozenset(),
 ) -> Iterator[tuple[int, RenderedMessage, _RowKey]]:
-    """Keys of batches; messages that the active compaction reduces are `cleared` or `excerpted`."""
+    """Keys of batches. Messages that the active compaction reduces are `cleared` or `excerpted`."""
     compaction = counted_input.compaction
     calls = (bool(batch.messages[0].call_ids) for batch in batches for _ in batch.messages)
     for calls_tools, (seq, rendered, message_key) in zip(calls, _key_batches(batches, key, pins), strict=True):
@@ -291,7 +291,7 @@ def _build_row(run: Sequence[RenderedMessage], key: _RowKey) -> Decision:
 
 
 def _decide_pinned(counted_input: CountedInput, selection: ViewSelection) -> Iterator[Decision]:
-    """Archived messages that are pinned or have priority; messages of a batch share a row if their numbers are
+    """Archived messages that are pinned or have priority. Messages of a batch share a row if their numbers are
     consecutive and they are reduced alike."""
     included = {batch.messages[0].seq: batch for batch in selection.pinned}
     for counted in counted_input.pinned:

@@ -83,7 +83,7 @@ def _clear_result(result: ToolResultPart, seq: int | None, calls: Sequence[ToolC
 
 
 def find_largest_limit(count_tokens: Callable[[int], int], *, max_chars: int, max_tokens: int) -> int | None:
-    """Largest limit up to `max_chars` whose tokens fit into `max_tokens`; None if even 0 does not fit.
+    """Largest limit up to `max_chars` whose tokens fit into `max_tokens`, or None if even 0 does not fit.
 
     By bisection, after the limit was doubled until it does not fit: no text is counted that is much longer than the
     result.

@@ -26,7 +26,7 @@ class ContextBlock:
     uses_spare_tokens: bool = False
     """Whether the block may exceed its slot by tokens that the rest of the request does not need."""
     excerpt_chars: int | None = None
-    """Characters to which the text was trimmed, approximately; None if it is whole."""
+    """Characters to which the text was trimmed, approximately, or None if it is whole."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", replace_lone_surrogates(self.name))
@@ -58,11 +58,11 @@ class ViewInput:
     blocks: tuple[ContextBlock, ...] = ()
     tools: tuple[SelectedTool, ...] = ()
     tools_after_compaction: tuple[SelectedTool, ...] | None = None
-    """Tools that the next request would offer if messages were archived now; None for the same tools."""
+    """Tools that the next request would offer if messages were archived now, or None for the same tools."""
     compaction: Entry | None = None
     pinned: tuple[Entry, ...] = ()
     not_loaded: Span | None = None
-    """Messages before `history` that no compaction covers; not loaded, because they are too many to fit."""
+    """Messages before `history` that no compaction covers. Not loaded, because they are too many to fit."""
     history: tuple[Entry, ...] = ()
     question: int | None = None
     """Number of the message of `history` that is the question of a turn whose next messages are archived or not
@@ -77,7 +77,7 @@ class ViewInput:
     document_tokens: int = 0
     """How many tokens of the pending messages come from documents that were added to them as written."""
     document_decisions: tuple[Decision, ...] = ()
-    """Decisions on the documents that the question references; they are inlined or listed in it."""
+    """Decisions on the documents that the question references. They are inlined or listed in it."""
     recall_candidates: tuple[RecallCandidate, ...] = ()
     """Archived messages relevant to the question, best first."""
     continues_turn: bool = False

@@ -43,7 +43,7 @@ class RequestContents:
     head_tokens: int = 0
     """Tokens of the system text and the tools."""
     batches: Mapping[MessageSection, Sequence[MessageBatch]]
-    """Messages of each section; an empty section may be absent."""
+    """Messages of each section. An empty section may be absent."""
 
     def list_batches(self, sections: Sequence[MessageSection]) -> list[MessageBatch]:
         return [batch for section in sections for batch in self.batches.get(section, ())]
@@ -100,7 +100,7 @@ class RenderedRequest:
         return self.start_digest(len(self.messages), self.digest_start).state.hexdigest()
 
     def start_digest(self, message_count: int, earlier: DigestStart | None = None) -> DigestStart:
-        """Digests the first messages; continues an earlier digest of the same messages, if the head is the same."""
+        """Digests the first messages. Continues an earlier digest of the same messages, if the head is the same."""
         tools = [tool.canonical_json() for tool in self.tools]
         fields = [self.model, self.wire_format.name, self.system, tools]
         head = json.dumps(fields, ensure_ascii=False).encode() + b"\n"

@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from quire.model import Manifest, Span
 
 _MARKER_BASE = 8_160_350_000_000_000
-"""Numbers from here on mark the places of values; no manifest counts that many tokens."""
+"""Numbers from here on mark the places of values. No manifest counts that many tokens."""
 _RATIO_MARKER = 81_603_517.25
 
 

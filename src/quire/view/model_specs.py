@@ -1,6 +1,6 @@
 """Context window, prices and output limits of public models.
 
-Windows and prices are from the table in the package genai-prices. The table is part of the installed package; nothing
+Windows and prices are from the table in the package genai-prices. The table is part of the installed package. Nothing
 is downloaded. Without the package, or for a model that it does not list, every field is None, and the settings must
 provide the values (`quire.view.model_table` combines the two).
 
@@ -37,11 +37,11 @@ class ModelSpec(NamedTuple):
     output_limit: int | None = None
     """Maximum tokens of one reply."""
     tokenizer: str | None = None
-    """Vocabulary, or the path of a tokenizer.json; None if tokens are estimated."""
+    """Vocabulary, or the path of a tokenizer.json, or None if tokens are estimated."""
     wire_format: WireFormatName | None = None
 
     listed_as: str | None = None
-    """The entry of genai-prices that the prices are from, such as `openai:gpt-4o`; None for prices set by hand."""
+    """The entry of genai-prices that the prices are from, such as `openai:gpt-4o`, or None for prices set by hand."""
 
     @property
     def has_price(self) -> bool:
@@ -271,7 +271,7 @@ def published_output_limit_for(model: str) -> int | None:
 
 
 def thinking_tokens_for(model: str) -> int:
-    """Tokens to reserve for thinking; 0 for a model that answers at once."""
+    """Tokens to reserve for thinking, or 0 for a model that answers at once."""
     name = _strip_provider(model)
     thinks = _THINKING_NAME.match(name) is not None or any(word in name for word in _THINKING_WORDS)
     return THINKING_TOKENS if thinks and "non-reasoning" not in name else 0
@@ -279,7 +279,7 @@ def thinking_tokens_for(model: str) -> int:
 
 @lru_cache(maxsize=1024)
 def _strip_provider(model: str) -> str:
-    """The name without prefixes such as `openai:`, `openrouter/openai/` and `us.anthropic.`; empty if it is too
+    """The name without prefixes such as `openai:`, `openrouter/openai/` and `us.anthropic.`. Empty if it is too
     long."""
     if len(model) > MAX_MODEL_NAME_CHARS:
         return ""

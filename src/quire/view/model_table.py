@@ -33,7 +33,7 @@ def find_layers(entries: Mapping[str, ModelEntry], model: str, *, served_model: 
     """Layers of a model, the most specific first.
 
     `served_model` is the name at the upstream, if it differs. An entry for the client's name comes before one for the
-    upstream's; the public table is searched for the upstream's name only.
+    upstream's. The public table is searched for the upstream's name only.
     """
     served = served_model or model
     names = dict.fromkeys([*_match_entries(entries, model), *_match_entries(entries, served)])
@@ -56,7 +56,7 @@ def find_layers(entries: Mapping[str, ModelEntry], model: str, *, served_model: 
 
 
 def merge_layers(layers: Sequence[SpecLayer]) -> ModelSpec:
-    """Each field from the first layer that has it; all prices from the first layer that has prices."""
+    """Each field from the first layer that has it. All prices from the first layer that has prices."""
     sources = find_sources(layers)
     return ModelSpec(**{field: getattr(layer.spec, field) for field, layer in sources.items()})
 

@@ -46,7 +46,7 @@ READ_INSTRUCTION = (
 )
 """Precedes a list of documents. It stays outside their label, which marks what it contains as data."""
 TextLoader = Callable[[str], str | None]
-"""Loads the text of a document by its digest; None if it no longer exists."""
+"""Loads the text of a document by its digest, or None if it no longer exists."""
 
 PIECE_CHARS = 250_000
 """Maximum length of what is encoded at once of a text."""
@@ -87,7 +87,7 @@ class _CacheBudget:
             self._counters.add(counter)
 
     def spend(self, size_bytes: int) -> None:
-        """Adds one message; clears all caches if that is one too many."""
+        """Adds one message. Clears all caches if that is one too many."""
         self._messages += 1
         self._bytes += size_bytes
         if self._messages > MAX_CACHED_MESSAGES or self._bytes > MAX_CACHED_BYTES:
@@ -131,7 +131,7 @@ class MessageCounter:
         )
 
     def render_changed(self, rendered: RenderedMessage, message: Message) -> RenderedMessage:
-        """Renders a message that replaces a rendered one; a message that did not change is not rendered again."""
+        """Renders a message that replaces a rendered one. A message that did not change is not rendered again."""
         return rendered if message is rendered.message else self.render_message(message, seq=rendered.seq)
 
     def render_entry(
@@ -205,7 +205,7 @@ class MessageCounter:
         return inline_documents(message, references, self.load_text) if references else message
 
     def load_text(self, digest: str) -> str | None:
-        """Text of a document; None if its blob is not available."""
+        """Text of a document, or None if its blob is not available."""
         data = self._load_blob(digest) if self._load_blob is not None else None
         return None if data is None else b64decode(data).decode(errors="replace")
 
@@ -245,7 +245,7 @@ def _list_references(entry: Entry) -> Sequence[DocumentReference]:
 
 
 def _plain_text(message: Message) -> str | None:
-    """The text of a user or assistant message that consists of one text; None if it has anything else."""
+    """The text of a user or assistant message that consists of one text, or None if it has anything else."""
     if len(message.parts) != 1 or message.role not in _PLAIN_TEXT_ROLES:
         return None
     [part] = message.parts
@@ -296,7 +296,7 @@ _encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encod
 
 
 def drop_unsupported_parts(message: Message) -> Message:
-    """Drops parts that the role cannot carry, which no provider accepts; the log still has them."""
+    """Drops parts that the role cannot carry, which no provider accepts. The log still has them."""
     kinds = _SUPPORTED_PARTS[message.role]
     if all(isinstance(part, kinds) for part in message.parts):
         return message
@@ -305,7 +305,7 @@ def drop_unsupported_parts(message: Message) -> Message:
 
 
 def inline_documents(message: Message, references: Sequence[DocumentReference], load_text: TextLoader) -> Message:
-    """Appends the referenced documents to a user message; other roles have no references."""
+    """Appends the referenced documents to a user message. Other roles have no references."""
     if message.role != "user" or not references:
         return message
     sections: list[str] = []

@@ -232,7 +232,7 @@ _MAX_PREFIX_CHARS = max(map(len, _PREFIX_FORMATS))
 
 _MIN_RUN_CHARS = 20
 _WORD_RUN = re.compile(rf"[A-Za-z0-9_.-]{{{_MIN_RUN_CHARS},}}+")
-"""A prefix and its token are within one of these; most text has few."""
+"""A prefix and its token are within one of these. Most text has few."""
 
 _PREFIX = re.compile(rf"{_WORD_START}(?:{'|'.join(map(re.escape, sorted(_PREFIX_FORMATS, key=len, reverse=True)))})")
 
@@ -259,7 +259,7 @@ _ASSIGNMENT = re.compile(
 
 
 _RANDOM = re.compile(r"[\W_]*+(?:[^\W\d_]\D*+\d[\W\d_]*+[^\W\d_]\D*+\d|\d[\W\d_]*+[^\W\d_]\D*+\d[\W\d_]*+[^\W\d_])")
-"""Three changes between letters and digits, whatever is between them; words and identifiers have fewer."""
+"""Three changes between letters and digits, whatever is between them. Words and identifiers have fewer."""
 
 
 class SecretMatch(NamedTuple):
@@ -307,7 +307,7 @@ def merge_matches(candidates: Iterable[SecretMatch]) -> list[SecretMatch]:
 
 
 def mask_secrets(text: str, own: Sequence[SecretPattern] = ()) -> str:
-    """The text with each secret replaced by its public start and its kind. Idempotent; JSON stays valid JSON."""
+    """The text with each secret replaced by its public start and its kind. Idempotent. JSON stays valid JSON."""
     return replace_secrets(text, find_secrets(text, own))
 
 
@@ -401,7 +401,7 @@ def _find_prefixed(text: str) -> Iterator[SecretMatch]:
 
 
 def _find_word_runs(text: str) -> Iterator[tuple[int, int]]:
-    """Start and end of each run; a very long one in pieces, each with what a prefix at its end needs of the next."""
+    """Start and end of each run. A very long one in pieces, each with what a prefix at its end needs of the next."""
     position, length = 0, len(text)
     while position < length:
         last = position + SEARCH_CHARS

@@ -143,7 +143,7 @@ def select_recalled(
 ) -> RecalledBlock | None:
     """Fits recalled messages into the recall slot, after its blocks.
 
-    They use only tokens below the trigger, so that what a compaction freed stays free; inside a turn below the target,
+    They use only tokens below the trigger, so that what a compaction freed stays free. Inside a turn below the target,
     so that they do not bring the next compaction closer.
     """
     fixed = counted_input.fixed_recall
@@ -181,7 +181,7 @@ def _fit_pinned(
 def _fit_newest_turn(
     counted_input: CountedInput, available_tokens: int, message_counter: MessageCounter
 ) -> FittedTurn | None:
-    """The newest turn, reduced as little as possible; None if not even its smallest form fits."""
+    """The newest turn, reduced as little as possible, or None if not even its smallest form fits."""
     turn = counted_input.newest
     if counted_input.newest_tokens <= available_tokens:
         return FittedTurn(turn)
@@ -218,7 +218,7 @@ def _fit_newest_turn(
 def _find_excerpt_limit(
     batches: tuple[MessageBatch, ...], max_tokens: int, message_counter: MessageCounter
 ) -> int | None:
-    """The largest number of characters of each text with which the batches fit; None if they fit with none."""
+    """The largest number of characters of each text with which the batches fit, or None if they fit with none."""
     longest = max((measure_longest_text(each.message) for each in flatten_batches(batches)), default=0)
     return find_largest_limit(
         lambda limit: sum_tokens(excerpt_batches(batches, limit, message_counter)),

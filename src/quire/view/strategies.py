@@ -126,7 +126,7 @@ NO_PRIORITY_SHARES: Mapping[PriorityClass, float] = {}
 
 
 def find_first_fitting_cut(batches: Sequence[MessageBatch], *, legal_cuts: Sequence[int], max_tokens: int) -> int:
-    """Earliest legal cut whose messages fit into `max_tokens`; the last legal one if none does."""
+    """Earliest legal cut whose messages fit into `max_tokens`. The last legal one if none does."""
     tokens, cut, best = 0, len(batches), legal_cuts[-1]
     allowed = set(legal_cuts)
     while cut > 0 and tokens + batches[cut - 1].tokens <= max_tokens:
@@ -164,7 +164,7 @@ class SummarizeStrategy:
     def choose_cut(
         self, batches: Sequence[MessageBatch], *, legal_cuts: Sequence[int], max_tokens: int, policy: Policy
     ) -> int:
-        """Preserves `recent_messages_to_keep` messages; fewer, down to the legal minimum, if they do not fit."""
+        """Preserves `recent_messages_to_keep` messages. Fewer, down to the legal minimum, if they do not fit."""
         preferred = find_cut_keeping(batches, policy.recent_messages_to_keep)
         fitting = find_first_fitting_cut(batches, legal_cuts=legal_cuts, max_tokens=max_tokens)
         return max((cut for cut in legal_cuts if cut <= max(preferred, fitting)), default=legal_cuts[0])
@@ -201,7 +201,7 @@ class Strategy(Protocol):
 
     @property
     def shares(self) -> Mapping[Slot, float]:
-        """Share of the budget that each slot may use; unused tokens go to messages."""
+        """Share of the budget that each slot may use. Unused tokens go to messages."""
         ...
 
     @property
@@ -233,7 +233,7 @@ _strategies: dict[str, Strategy] = {}
 
 
 def register_strategy(strategy: Strategy) -> None:
-    """Registers a strategy under its name; replaces an earlier one with that name.
+    """Registers a strategy under its name. Replaces an earlier one with that name.
 
     Args:
         strategy: An object with the attributes of `Strategy`.

@@ -18,7 +18,7 @@ __all__ = [
 
 
 def wire_format_for(name: WireFormatName, *, model: str = "") -> WireFormat:
-    """Renderer and parser of a wire format; the model matters only for the token cost of images."""
+    """Renderer and parser of a wire format. The model matters only for the token cost of images."""
     match name:
         case "chat":
             from quire.wire.chat.render import OpenAIChatFormat

@@ -15,7 +15,7 @@ WireMessage = dict[str, Any]
 """One message, item or tool in the provider's format. Cached and shared: never mutate one."""
 
 BlobLoader = Callable[[str], str | None]
-"""Loads the base64 text of a blob by its digest; None if it no longer exists."""
+"""Loads the base64 text of a blob by its digest, or None if it no longer exists."""
 
 
 class Reply(NamedTuple):
@@ -34,7 +34,7 @@ class WireFormat(Protocol):
     """Tokens that a message with a single text costs in addition to the text."""
 
     def render_message(self, message: Message, *, load_blob: BlobLoader | None = None) -> list[WireMessage]:
-        """Renders a message; parts that its role cannot carry are dropped."""
+        """Renders a message. Parts that its role cannot carry are dropped."""
         ...
 
     def render_tool(self, definition: ToolDefinition) -> WireMessage: ...
@@ -58,7 +58,7 @@ class WireFormat(Protocol):
         ...
 
     def check(self, payload: Mapping[str, Any]) -> list[str]:
-        """Problems for which the provider would reject the request; empty if it is valid."""
+        """Problems for which the provider would reject the request. Empty if it is valid."""
         ...
 
     def parse_reply(self, response: object) -> Reply:

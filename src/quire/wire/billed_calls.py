@@ -45,7 +45,7 @@ def list_billed_calls(usage: Usage) -> list[BilledCall]:
 
     Anthropic's top-level counts leave out the samplings for a compaction and for an advisor: `iterations` lists them.
     They also add up the samplings between server tools, of which each has its own prompt length. Where a fallback
-    model answered, they are the counts of its sampling; a model that declined is billed if it had begun its reply.
+    model answered, they are the counts of its sampling. A model that declined is billed if it had begun its reply.
     """
     fields = usage.provider_fields or {}
     answer = _read_answer(usage, fields)
@@ -75,7 +75,7 @@ def count_reasoning_tokens(usage: Usage) -> int:
 
 
 def _read_count(value: object) -> int:
-    """A count that a provider states; 0 for anything else."""
+    """A count that a provider states, or 0 for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT else 0
 
 

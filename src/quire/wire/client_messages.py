@@ -63,7 +63,7 @@ def _is_own_text(part: Part) -> TypeGuard[TextPart]:
 
 
 def get_placeholder_type(part: TextPart) -> str | None:
-    """The type of content that Quire has no part for, if the text only names it; it is in the provider's fields."""
+    """The type of content that Quire has no part for, if the text only names it. It is in the provider's fields."""
     for provider, fields in (part.provider_fields or {}).items():
         if not isinstance(fields, dict):
             continue
@@ -197,7 +197,7 @@ class EditedStart(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownStart:
-    """The first messages of a list that an earlier request had too, and what is known of them; a reply follows them."""
+    """The first messages of a list that an earlier request had too, and what is known of them. A reply follows them."""
 
     messages: tuple[ClientMessage, ...] = ()
     paths: tuple[bytes, ...] = ()

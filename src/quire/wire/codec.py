@@ -1,7 +1,7 @@
 """What the codecs of all wire formats share: parsed requests, their messages and options, and the `Codec` itself.
 
 A codec works on both sides. For a client, it parses requests and encodes replies; for an upstream, it encodes requests
-and decodes replies. Where client and upstream use the same format, bodies pass unchanged; elsewhere, Quire's own
+and decodes replies. Where client and upstream use the same format, bodies pass unchanged. Elsewhere, Quire's own
 messages are between the two.
 """
 
@@ -132,13 +132,13 @@ def find_stored_id(raw: bytes, body: Mapping[str, Any], item_field: str) -> str 
 
 
 MAX_REQUEST_MESSAGES = 10_000
-"""Maximum messages of a request; each one costs time and memory, however short it is."""
+"""Maximum messages of a request. Each one costs time and memory, however short it is."""
 KNOWN_BYTE_DIVISOR = 32
 """How many bytes of known messages make about as much work as one new byte: they are only counted, joined, compared."""
 MAX_REQUEST_TOOLS = 1_000
 """Maximum tools of a request."""
 MAX_NAME_CHARS = 256
-"""Maximum length of the name of a tool or of the author of a message; names are part of every manifest."""
+"""Maximum length of the name of a tool or of the author of a message. Names are part of every manifest."""
 MAX_CALL_ID_CHARS = 16_000
 """Maximum length of the ID of a tool call; some gateways put signatures of several thousand characters into it."""
 
@@ -316,7 +316,7 @@ class Codec(ABC):
     item_field: ClassVar[str] = "messages"
     """Field of the body with the list of messages."""
     leading_roles: ClassVar[frozenset[str] | None] = None
-    """Roles of items at the start of the list that are instructions; None if the list cannot be parsed in parts."""
+    """Roles of items at the start of the list that are instructions, or None if the list cannot be parsed in parts."""
     joins_replies: ClassVar[bool] = False
     """Whether a reply behind an item of the assistant is one message with it in the next list."""
     item_editor: ClassVar[ItemEditor]
@@ -340,7 +340,7 @@ class Codec(ABC):
 
     @abstractmethod
     def parse_request(self, raw: bytes, body: dict[str, Any]) -> ClientRequest:
-        """Parses a body; raises `UnreadableBody` if it has no messages that Quire can store."""
+        """Parses a body. Raises `UnreadableBody` if it has no messages that Quire can store."""
 
     def encode_body(self, body: dict[str, Any]) -> bytes:
         """Encodes the fields of a request, without those that its URL has."""
@@ -383,7 +383,7 @@ class Codec(ABC):
 
     @abstractmethod
     def join_instructions(self, request: ClientRequest, *, is_translated: bool = False) -> str | None:
-        """The text of the instructions; of a translated request, without what only this format's provider reads."""
+        """The text of the instructions. Of a translated request, without what only this format's provider reads."""
 
     @abstractmethod
     def is_plain_system(self, request: ClientRequest, system: str | None) -> bool:
@@ -391,7 +391,7 @@ class Codec(ABC):
 
     @abstractmethod
     def to_tool_definition(self, tool: WireMessage) -> ToolDefinition:
-        """Converts a tool to the form of the log; the parameters of an unknown kind of tool are its whole JSON."""
+        """Converts a tool to the form of the log. The parameters of an unknown kind of tool are its whole JSON."""
 
     @abstractmethod
     def translate_tools(self, request: ClientRequest) -> TranslatedTools: ...
@@ -414,7 +414,7 @@ class Codec(ABC):
 
     @abstractmethod
     def list_sent(self, request: ClientRequest, *, start: int) -> Sequence[WireMessage] | None:
-        """The client's items from message `start` on; None if they cannot be cut there."""
+        """The client's items from message `start` on, or None if they cannot be cut there."""
 
     @abstractmethod
     def is_equivalent(self, rendered: Sequence[WireMessage], sent: Sequence[WireMessage]) -> bool:
@@ -457,7 +457,7 @@ class Codec(ABC):
         return self.encode_error_event(error_detail(error), code=error_code(error))
 
     def build_envelope(self, system: str, tools: Sequence[ToolDefinition]) -> dict[str, Any]:
-        """Fields of a body with these instructions and tools; none in a format that does not carry them over."""
+        """Fields of a body with these instructions and tools. None in a format that does not carry them over."""
         return {}
 
     def list_item_references(self, body: Mapping[str, Any]) -> Sequence[str]:
@@ -539,7 +539,7 @@ class Codec(ABC):
 
     @abstractmethod
     def parse_response(self, response: object) -> list[Reply]:
-        """Parses a response that is not streamed: one reply, or one for each choice; empty if it has none."""
+        """Parses a response that is not streamed: one reply, or one for each choice. Empty if it has none."""
 
     def read_response_id(self, response: object) -> str | None:
         """ID of an upstream's reply that a later request may refer to."""

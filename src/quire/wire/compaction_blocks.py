@@ -42,7 +42,7 @@ def read_sealed(message: Message) -> str | None:
 
 
 def read_summary(message: Message) -> str | None:
-    """The text of a reply that is a summary; None if it is sealed."""
+    """The text of a reply that is a summary, or None if it is sealed."""
     return None if read_sealed(message) is not None else message.text
 
 

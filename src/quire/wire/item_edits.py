@@ -45,7 +45,7 @@ class ItemEditor(ABC):
 
     @abstractmethod
     def replace_text(self, item: WireMessage, text: str) -> WireMessage:
-        """The item with one text in place of all its texts and media; calls, results and reasoning stay."""
+        """The item with one text in place of all its texts and media. Calls, results and reasoning stay."""
 
     @abstractmethod
     def quote_behind(self, item: WireMessage, text: str) -> Sequence[WireMessage]:
@@ -65,7 +65,7 @@ class ItemEditor(ABC):
         return False
 
     def strip_thinking(self, item: WireMessage) -> WireMessage | None:
-        """The item without such reasoning; None if nothing is left."""
+        """The item without such reasoning, or None if nothing is left."""
         return item
 
     def join_texts(self, item: WireMessage) -> str:

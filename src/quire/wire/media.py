@@ -36,7 +36,7 @@ def build_data_url(media_type: str, data: str) -> str:
 
 
 def split_data_url(url: str) -> tuple[str, str] | None:
-    """Media type and base64 text of a data URL; None for any other URL."""
+    """Media type and base64 text of a data URL, or None for any other URL."""
     if not url.startswith("data:"):
         return None
     head, _, data = url.partition(",")
@@ -44,7 +44,7 @@ def split_data_url(url: str) -> tuple[str, str] | None:
 
 
 def resolve_url(part: ImagePart | FilePart, load_blob: BlobLoader | None, *, media_type: str) -> str | None:
-    """URL of the part; a data URL if it is a blob. `media_type` is the default for a blob without one."""
+    """URL of the part. A data URL if it is a blob. `media_type` is the default for a blob without one."""
     if part.blob is None:
         return part.url
     data = load_blob(part.blob) if load_blob is not None else None
@@ -62,7 +62,7 @@ def describe_media(part: ImagePart | FilePart) -> str:
 
 
 def read_encoded_size(data: str | None) -> tuple[int, int] | None:
-    """Width and height of an image in base64; None without data, or if the size cannot be read."""
+    """Width and height of an image in base64, or None without data, or if the size cannot be read."""
     return read_image_size(_decode(data[:_MAX_HEADER_CHARS])) if data is not None else None
 
 
@@ -117,7 +117,7 @@ def count_openai_image(size: tuple[int, int] | None, detail: str | None = None, 
 
 
 class _ClaudeImageLimit(NamedTuple):
-    """Largest image that a Claude model processes; a larger one is scaled down to it first."""
+    """Largest image that a Claude model processes. A larger one is scaled down to it first."""
 
     max_edge_pixels: int
     max_tokens: int
@@ -151,7 +151,7 @@ def _count_cells(size: tuple[int, int], cell: int) -> int:
 
 
 def read_image_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height from the header of a PNG, JPEG, GIF or WebP; None for anything else."""
+    """Width and height from the header of a PNG, JPEG, GIF or WebP, or None for anything else."""
     # imagesize reads more formats: SVG by an XML parser, and HEIF by `ftyp`. Untrusted bytes must not reach those.
     if not _IMAGE_SIGNATURE.match(data):
         return None

@@ -32,12 +32,12 @@ class PrefixChange(NamedTuple):
     position: int
     """Index in the field."""
     before: Any
-    """The block in the earlier request; None if it had none here."""
+    """The block in the earlier request, or None if it had none here."""
     after: Any
 
 
 def find_prefix_change(codec: Codec, before: Mapping[str, Any], after: Mapping[str, Any]) -> PrefixChange | None:
-    """The first block of the earlier prompt that the later one does not repeat; None if the later one extends it.
+    """The first block of the earlier prompt that the later one does not repeat, or None if the later one extends it.
 
     Claude Code's attribution is not compared. `find_unread_change` does that.
     """
@@ -89,7 +89,7 @@ def repeats_last_item(codec: Codec, before: Mapping[str, Any], after: Mapping[st
 
 
 def get_block_text(block: object) -> str | None:
-    """The text of a block, or of the content of a tool's result; None if it has none."""
+    """The text of a block, or of the content of a tool's result, or None if it has none."""
     if is_object(block):
         for name in ("text", "content", "output", "thinking"):
             value = block.get(name)
@@ -106,8 +106,9 @@ def find_lost_marker(
 ) -> tuple[int, int | None] | None:
     """The message of the earlier request's last cache marker, if no marker of the later request finds its entry.
 
-    Also the number of blocks from it to the next marker, which is too large; None if no marker follows. A marker that
-    moved back a few blocks finds the entries of requests before, so it is lost only if the provider reports a miss.
+    Also the number of blocks from it to the next marker, which is too large, or None if no marker follows. A marker
+    that moved back a few blocks finds the entries of earlier requests, so it is lost only if the provider reports a
+    miss.
     """
     old = list(_iter_marked(before))
     marked = [position for position, (_, is_marked) in enumerate(old) if is_marked]
@@ -135,7 +136,7 @@ def _iter_marked(fields: Mapping[str, Any]) -> Iterator[tuple[int, bool]]:
 
 
 def _compare_items(old: dict[str, Any], new: dict[str, Any] | None, *, is_last: bool) -> tuple[Any, Any] | None:
-    """The first blocks of a message that differ; the last message of a request may grow by blocks."""
+    """The first blocks of a message that differ. The last message of a request may grow by blocks."""
     if new is None:
         return _clean(old), None
     heads = [{key: value for key, value in _clean(item).items() if key not in _BLOCK_FIELDS} for item in (old, new)]

@@ -4,7 +4,7 @@ The agent and the gateway share the rules of a reply that grows: each translates
 
 A decoder passes events on as they arrive, and merges their deltas into replies. It withholds the event that ends the
 reply and all after it until the reply is recorded: a reply that a client has seen end is in the log. The work per chunk
-is a copy and an append; texts are joined once, at the end.
+is a copy and an append. Texts are joined once, at the end.
 """
 
 import json
@@ -44,7 +44,7 @@ class ReplyThinking(NamedTuple):
 
 
 class ReplyToolCall(NamedTuple):
-    """A piece of the call at `position` in the reply; its first piece has the ID and the name."""
+    """A piece of the call at `position` in the reply. Its first piece has the ID and the name."""
 
     position: int
     id: str = ""
@@ -129,7 +129,7 @@ class StreamDecoder(ABC):
 
     @abstractmethod
     def build_replies(self) -> list[Reply]:
-        """Builds the replies as far as they have arrived; none if nothing has."""
+        """Builds the replies as far as they have arrived. None if nothing has."""
 
     @property
     def response_id(self) -> str | None:
@@ -137,7 +137,7 @@ class StreamDecoder(ABC):
         return None
 
     def fail(self, detail: str, *, code: str) -> bytes | None:
-        """Encodes the events that end a broken stream; None if its format needs nothing of the events before."""
+        """Encodes the events that end a broken stream, or None if its format needs nothing of the events before."""
         return None
 
     @abstractmethod
@@ -145,7 +145,7 @@ class StreamDecoder(ABC):
         """Adds the data of one event."""
 
     def feed(self, chunk: bytes) -> bytes:
-        """Adds bytes of the stream; returns the complete events that can be passed on now.
+        """Adds bytes of the stream. Returns the complete events that can be passed on now.
 
         Raises `ModelUnavailable` if an event, what is withheld, or the whole stream exceeds a limit.
         """
@@ -245,7 +245,7 @@ def join_texts(value: Any) -> Any:
 
 
 def _parse_json(data: bytes) -> object:
-    """Parses the data of an event; None if it is not JSON."""
+    """Parses the data of an event, or None if it is not JSON."""
     try:
         return from_json(data)
     except ValueError:

@@ -1,7 +1,7 @@
 """Token counters: exact if the model's tokenizer vocabulary is available, otherwise the counter named `estimate`.
 
 Nothing is downloaded: the vocabularies are part of splintr's wheel or come from a `tokenizer.json` on disk, and are
-loaded lazily. Only content is counted; what a provider adds around a message belongs to the wire format's overheads.
+loaded lazily. Only content is counted. What a provider adds around a message belongs to the wire format's overheads.
 """
 
 import logging
@@ -121,7 +121,7 @@ VOCABULARIES = tuple(sorted({vocabulary for _, vocabulary in _MODEL_VOCABULARIES
 
 @lru_cache(maxsize=1024)
 def vocabulary_for(model: str) -> str | None:
-    """Vocabulary of a model; None if it is unknown."""
+    """Vocabulary of a model, or None if it is unknown."""
     if len(model) > MAX_MODEL_NAME_CHARS:
         return None
     # Without `azure/`, then also without `openai:`; in `llama3:8b` the colon is part of the name.
@@ -357,7 +357,7 @@ COUNTED_TEXTS: Mapping[str, Mapping[str, int]] = {
 
 
 def find_counted_text(vocabulary: str, text: str) -> int | None:
-    """Tokens of the text in this vocabulary; None if they are not in the table."""
+    """Tokens of the text in this vocabulary, or None if they are not in the table."""
     counts = COUNTED_TEXTS.get(vocabulary)
     return counts.get(digest_text(text)) if counts is not None else None
 

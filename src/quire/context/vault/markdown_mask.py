@@ -99,7 +99,7 @@ class _MaskScanner:
         return self._masked_spans
 
     def _scan_inline(self, position: int, end: int) -> int:
-        """Scans inline syntax; returns the end of the line that it reaches, which may be a later one."""
+        """Scans inline syntax. Returns the end of the line that it reaches, which may be a later one."""
         while char := _INLINE_MARKER.search(self._text, position, end):
             marker = _INLINE_PATTERNS[char[0]].match(self._text, char.start())
             position = self._mask_marker(marker[0], *marker.span()) if marker else char.end()
@@ -108,7 +108,7 @@ class _MaskScanner:
         return end
 
     def _mask_marker(self, marker: str, start: int, position: int) -> int:
-        """Masks the construct that a marker begins; returns the position to continue at."""
+        """Masks the construct that a marker begins. Returns the position to continue at."""
         match marker[0]:
             case "\\":
                 return self._mask_span(start, position)

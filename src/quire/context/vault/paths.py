@@ -4,7 +4,7 @@ A path is names separated by `/`, relative to the root. Nothing in it is expande
 that only look like a separator are ordinary names. Names that begin with a dot are not listed.
 
 Opening is safe against symlink races (an `openat` walk). Every step goes from one open folder descriptor to the next
-without following symlinks; a symlink is read and its target walked from the root again. So the file that was checked is
+without following symlinks. A symlink is read and its target walked from the root again. So the file that was checked is
 the one that is opened, even if the folder changes.
 """
 
@@ -55,7 +55,7 @@ _WINDOWS_RESERVED_NAMES = (
 )
 
 HAS_DIR_FD = {os.open, os.stat, os.readlink} <= os.supports_dir_fd and os.scandir in os.supports_fd
-"""Whether this system supports `dir_fd`; Windows does not, so there the path is checked before and after opening."""
+"""Whether this system supports `dir_fd`. Windows does not, so there the path is checked before and after opening."""
 
 NameCheck = Callable[[str], None]
 """Raises if a file or folder of this name must not be opened."""
@@ -207,7 +207,7 @@ def _shorten(path: str) -> str:
 
 
 def open_within_root(root: Path, parts: Sequence[str], *, check: NameCheck, use_dir_fd: bool = HAS_DIR_FD) -> int:
-    """Opens the regular file at this path below the root; returns its descriptor."""
+    """Opens the regular file at this path below the root. Returns its descriptor."""
     try:
         if not use_dir_fd:
             return _open_with_checks(root, parts, check)

@@ -1,6 +1,6 @@
 """Resolves the document references of a message: `[[wikilinks]]` and `@paths`, each with the text that it refers to.
 
-A broken reference is reported with its reason; a reference to a section has the text of that section only. The caller,
+A broken reference is reported with its reason. A reference to a section has the text of that section only. The caller,
 who knows the budget, decides whether a text is inlined or only listed.
 """
 
@@ -32,7 +32,7 @@ SummarizeText = Callable[[str], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True)
 class ReferencedDocument:
-    """A reference for the log with its text; None if it is broken or not a text file."""
+    """A reference for the log with its text, or None if it is broken or not a text file."""
 
     reference: DocumentReference
     text: str | None = None

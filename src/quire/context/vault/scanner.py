@@ -68,7 +68,7 @@ class ScanBatch:
 
 @dataclass(frozen=True, slots=True)
 class ScanStep:
-    """Progress after one file; with a batch when it is full, and with the last step."""
+    """Progress after one file. With a batch when it is full, and with the last step."""
 
     done: int
     total: int
@@ -79,7 +79,7 @@ class ScanStep:
 def scan_files(
     root: Root, known: Mapping[str, KnownFile], listed: Iterable[ListedFile], *, batch_size: int = SCAN_BATCH_SIZE
 ) -> Iterator[ScanStep]:
-    """Reads the changed notes, one file per step. The first step has the total; the last one has a batch."""
+    """Reads the changed notes, one file per step. The first step has the total. The last one has a batch."""
     changes = detect_changes(known, (file for file in listed if is_note(file.path)))
     to_read = (*changes.new, *changes.maybe_changed)
     yield ScanStep(0, len(to_read), None)

@@ -1,6 +1,6 @@
 """Finds the parts of a note: sections and blocks that a link can name, and passages (chunks) for search.
 
-A section is a heading with everything below it; a block has an id. Headings match as in Obsidian: exactly as written if
+A section is a heading with everything below it. A block has an id. Headings match as in Obsidian: exactly as written if
 possible, otherwise without regard to letter case and punctuation. Passages are consecutive and do not overlap; together
 they hold every word of the note. Spans are positions in the full text.
 """
@@ -248,7 +248,7 @@ def _split_to_fit(span: TextSpan, masked_text: str, separators: Sequence[re.Patt
 
 
 def _merge_chunks(first: _Chunk, second: _Chunk) -> _Chunk | None:
-    """Both chunks as one, below the headings that they share; None if that is too long."""
+    """Both chunks as one, below the headings that they share, or None if that is too long."""
     if second.end - first.start > MAX_PASSAGE_CHARS:
         return None
     pairs = zip(first.heading_path, second.heading_path, strict=False)

@@ -33,7 +33,7 @@ class _LinkSnapshot(NamedTuple):
 
 
 class Vault:
-    """Resolves links and reads notes as of the last `scan`; the first link triggers a scan if there was none.
+    """Resolves links and reads notes as of the last `scan`. The first link triggers a scan if there was none.
 
         vault = Vault("~/notes")
         vault.resolve("[[Water mills#Wheels]]")     # ResolvedLink(path='places/Water mills.md')
@@ -59,7 +59,7 @@ class Vault:
         # A folder name may contain bytes that are not UTF-8; a database stores none.
         self.name = name or f"{self.root.path.name.encode(errors='replace').decode()}-{digest}"
         """Name of the search index in a store. By default it contains a digest of the resolved path, so that two
-        folders of the same name have separate indexes; a folder that was moved is indexed again."""
+        folders of the same name have separate indexes. A folder that was moved is indexed again."""
         self._on_ambiguous: AmbiguityPolicy = on_ambiguous
         self._limits = limits
         self._known_files: dict[str, KnownFile] = {}

@@ -22,7 +22,7 @@ class Wikilink:
     text: str
     """As written, with brackets."""
     target: str
-    """Name or path of the note; empty for a heading of the note that contains the link."""
+    """Name or path of the note. Empty for a heading of the note that contains the link."""
     headings: tuple[str, ...] = ()
     """Outermost first."""
     block_id: str | None = None
@@ -70,7 +70,7 @@ def find_wikilinks(text: str, *, masked_text: str | None = None) -> list[Wikilin
 
 
 def parse_wikilink(written: str, *, start: int = 0) -> Wikilink | None:
-    """Parses a link with or without brackets; None if it is empty."""
+    """Parses a link with or without brackets, or None if it is empty."""
     content = written.strip()
     is_embed = content.startswith("![[")
     if is_embed or content.startswith("[["):

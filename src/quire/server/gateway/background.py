@@ -270,7 +270,7 @@ class BackgroundResponses:
         self._fill()
 
     async def find(self, store: SqlStore, response_id: str) -> ResponseStatus | None:
-        """A response that is not in the log; None if it is, or does not exist. One that no process runs is started."""
+        """A response that is not in the log, or None. One that no process runs is started."""
         request = await store.background.get(response_id)
         if request is None:
             return None
@@ -281,7 +281,7 @@ class BackgroundResponses:
         return ResponseStatus(request, is_running)
 
     async def cancel(self, store: SqlStore, response_id: str) -> WireMessage | None:
-        """Cancels a response in whichever process it runs; returns it, or None if it is not in the background."""
+        """Cancels a response in whichever process it runs. Returns it, or None if it is not in the background."""
         status = await self.find(store, response_id)
         if status is None or status.request.outcome is not None:
             return status.build_object() if status is not None else None

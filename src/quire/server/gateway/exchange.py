@@ -77,7 +77,7 @@ class Exchange:
     """Of a background response."""
 
     async def respond(self, writer: ResponseWriter, *, path: str | None = None) -> None:
-        """Answers the request, by another path of the upstream if one is given; errors become responses."""
+        """Answers the request, by another path of the upstream if one is given. Errors become responses."""
         codec = self.codec
         try:
             body = await run_sized(
@@ -157,7 +157,7 @@ class Exchange:
             await self._send_error(writer, self.codec.to_error_response(error))
 
     async def _prepare(self, body: ClientBody, upstream: Upstream) -> PreparedRequest | None:
-        """Prepares the request; None if it is to be passed through unrecorded."""
+        """Prepares the request, or None if it is to be passed through unrecorded."""
         is_translated = choose_target(self.codec, upstream.speaks) is not self.codec
         needs_log = self.shares_account(upstream) and self.codec.refers_to_log(body.fields)
         try:

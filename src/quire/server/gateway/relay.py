@@ -1,4 +1,4 @@
-"""Relays the upstream's response to the client; the reply is recorded before the client sees its end."""
+"""Relays the upstream's response to the client. The reply is recorded before the client sees its end."""
 
 import asyncio
 import logging
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 MAX_RESPONSE_BYTES = 32 * 1024 * 1024
 """Maximum size of a response that is not streamed."""
 MAX_ERROR_BYTES = 64 * 1024
-"""Maximum size of an error of the upstream that is passed on; it may repeat the client's whole request."""
+"""Maximum size of an error of the upstream that is passed on. It may repeat the client's whole request."""
 DRAIN_TIMEOUT_SECONDS = 1.0
 """Seconds to wait for an upstream to close a stream after its end."""
 KEEP_ALIVE_SECONDS = 15.0
@@ -303,7 +303,7 @@ class Relay:
         return self._prepared.recognized.is_native
 
     async def run(self) -> None:
-        """Answers the client; a request that overflows the model's window is refitted and sent once more."""
+        """Answers the client. A request that overflows the model's window is refitted and sent once more."""
         try:
             if not await self._attempt(may_refit=True):
                 await self._attempt(may_refit=False)
@@ -318,7 +318,7 @@ class Relay:
             await self._recorder.settle_spend()
 
     async def _attempt(self, *, may_refit: bool) -> bool:
-        """Sends the request; False if it overflowed and a shorter one is ready to send."""
+        """Sends the request, or False if it overflowed and a shorter one is ready to send."""
         model, conversation = self._prepared.client_request.model, self._prepared.match.conversation
         with self._telemetry.trace_gateway_call(model, conversation=conversation) as span:
             async with self._post(span) as response:
@@ -338,7 +338,7 @@ class Relay:
 
     @asynccontextmanager
     async def _post(self, span: ModelCallSpan) -> AsyncGenerator[UpstreamResponse]:
-        """Sends the request. A call that timed out or was cancelled may be billed; one that failed otherwise is not."""
+        """Sends the request. A call that timed out or was cancelled may be billed. One that failed otherwise is not."""
         self._recorder.is_billed, has_response = True, False
         try:
             async with self._call.send("POST", self._prepared.content, trace_headers=span.headers) as response:
@@ -388,7 +388,7 @@ class Relay:
         return True
 
     async def _refit_with(self, before: PreparedRequest) -> bool:
-        """Prepares the request again from the log; returns whether that gives another body."""
+        """Prepares the request again from the log. Returns whether that gives another body."""
         try:
             self._recorder.prepared = await self._refit(before)
         except QuireError as refit_error:
@@ -397,7 +397,7 @@ class Relay:
         return self._prepared.content != before.content
 
     async def _relay_json(self, response: UpstreamResponse) -> None:
-        """Relays a whole reply; a translated one is sent as a stream if the client expects one."""
+        """Relays a whole reply. A translated one is sent as a stream if the client expects one."""
         body = await response.read(max_bytes=MAX_RESPONSE_BYTES)
         prepared, target, size = self._prepared, self._prepared.target, len(body)
         parsed = await run_sized(size, _parse_json, body)

@@ -71,7 +71,7 @@ async def respond_with_compaction(exchange: Exchange, writer: ResponseWriter) ->
 
 
 async def respond_or_compact(exchange: Exchange, writer: ResponseWriter) -> None:
-    """Answers a request for a response; one that ends with a trigger gets a compaction item instead of a reply.
+    """Answers a request for a response. One that ends with a trigger gets a compaction item instead of a reply.
 
     One with `generate: false` is Codex's warm-up of a WebSocket, which has no reply and is not recorded.
     """
@@ -124,7 +124,7 @@ def _encode_response(body: dict[str, Any], history: _CompactedHistory | None, *,
 async def _forward_compaction(
     exchange: Exchange, writer: ResponseWriter, body: dict[str, Any], upstream: Upstream
 ) -> None:
-    """Forwards a request to compact that only names a response; its cost is charged to the response's conversation."""
+    """Forwards a request to compact that only names a response. Its cost is charged to the response's conversation."""
     call = exchange.build_call(upstream, COMPACT_PATH)
     resolved = await exchange.resolve_references(ClientBody(raw=exchange.raw_body, fields=body), upstream)
     history = await recognize_history(exchange, resolved.fields, upstream)
@@ -157,7 +157,7 @@ async def send_error(
 
 
 async def _compact_history(exchange: Exchange, body: dict[str, Any], upstream: Upstream) -> _CompactedHistory:
-    """Records what is new of the history, and compacts it; where that is too short to compact, it stays as it is."""
+    """Records what is new of the history, and compacts it. Where that is too short to compact, it stays as it is."""
     RESPONSES.check_limits(body)
     conversation = await _record_history(exchange, body, upstream)
     store = conversation.engine.store

@@ -319,7 +319,7 @@ def _to_object(record: ConversationRecord, metadata: dict[str, str]) -> dict[str
 
 
 async def _load_record(store: SqlStore, conversation: str) -> ConversationRecord:
-    """Loads a conversation; one that was purged does not exist for these routes."""
+    """Loads a conversation. One that was purged does not exist for these routes."""
     record = await store.get_conversation(conversation.removeprefix(CONVERSATION_ID_PREFIX))
     if await store.is_purged(record.id):
         raise ConversationNotFound(f"The conversation {conversation!r} was purged.")

@@ -79,7 +79,7 @@ async def forward_unrecorded(
     method: str = "POST",
     record: Callable[[bytes], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
-    """Sends a call and relays the response; a failure after its start breaks it off.
+    """Sends a call and relays the response. A failure after its start breaks it off.
 
     `record` gets the content of a response that succeeded, before the client sees its end.
 
@@ -151,7 +151,7 @@ def _count_tokens(content: bytes, engine: Engine) -> int:
 
 
 def _read_usage(content: bytes) -> Usage | None:
-    """The usage in a response of any format; None if it has none."""
+    """The usage in a response of any format, or None if it has none."""
     body: object = None
     if not exceeds_json_limit(content):
         with suppress(ValueError):

@@ -49,7 +49,7 @@ _FORMAT_PREFIXES = (
     "x-openrouter-",
     "x-stainless-",
 )
-"""Request headers that belong to the client's wire format or program; a translated request has another format."""
+"""Request headers that belong to the client's wire format or program. A translated request has another format."""
 _CREDENTIALS = frozenset(
     {*KEY_HEADERS, "openai-organization", "openai-project", "chatgpt-account-id", "x-goog-user-project"}
 )
@@ -170,7 +170,7 @@ def encode_conversation_header(conversation: str) -> str:
 
 
 def decode_conversation_header(value: str) -> str:
-    """Returns the ID in a header, percent-encoded or as plain UTF-8; raises `InvalidRequest` if it cannot be one."""
+    """Returns the ID in a header, percent-encoded or as plain UTF-8. Raises `InvalidRequest` if it cannot be one."""
     try:
         conversation = unquote_to_bytes(value.encode("latin-1")).decode()
     except UnicodeError:

@@ -20,7 +20,7 @@ logger = logging.getLogger("quire.server")
 def log_server_event(
     event: str, /, *, level: int = logging.INFO, error: BaseException | None = None, **fields: Any
 ) -> None:
-    """Logs an event; fields that are None are omitted."""
+    """Logs an event. Fields that are None are omitted."""
     if not logger.isEnabledFor(level):
         return
     values = {name: value for name, value in fields.items() if value is not None}

@@ -180,7 +180,7 @@ class Metrics:
         self._turn_seconds.observe(seconds)
 
     def count_turn_event(self, event: TurnEvent) -> None:
-        """Counts token usage and tool calls; the end of the turn is counted by `count_turn_ended`."""
+        """Counts token usage and tool calls. The end of the turn is counted by `count_turn_ended`."""
         match event:
             case ReplyRecorded(usage=usage):
                 self.count_usage(usage)
@@ -288,7 +288,7 @@ async def _measure_lag(metrics: Metrics) -> None:
 
 
 def read_cpu_wait_seconds() -> float:
-    """Total time that the main thread was ready to run without a CPU; 0 where the system does not report it."""
+    """Total time that the main thread was ready to run without a CPU, or 0 where the system does not report it."""
     try:
         return int(Path("/proc/self/schedstat").read_text(encoding="utf-8").split()[1]) / 1e9
     except (OSError, IndexError, ValueError):

@@ -119,7 +119,7 @@ class Tracing:
 
     @contextmanager
     def trace_turn(self, *, agent: str, model: str, conversation: str) -> Generator["TurnSpans"]:
-        """Traces a turn; spans started within become its children."""
+        """Traces a turn. Spans started within become its children."""
         span = self._tracer.start_span(
             f"invoke_agent {agent}",
             kind=SpanKind.INTERNAL,

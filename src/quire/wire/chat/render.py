@@ -1,7 +1,7 @@
 """OpenAI's Chat Completions wire format: renders messages and tools, and counts their tokens.
 
-`chat.check` checks payloads, `chat.parse` parses them. Arguments of calls pass through byte for byte;
-thinking is never sent.
+`chat.check` checks payloads, `chat.parse` parses them. Arguments of calls pass through byte for byte.
+Thinking is never sent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -194,7 +194,7 @@ class OpenAIChatFormat:
 
 
 def _render_part(message: Message, part: Part, load_blob: BlobLoader | None) -> list[WireMessage]:
-    """Renders the content of a part; only user messages may contain images and files."""
+    """Renders the content of a part. Only user messages may contain images and files."""
     if message.role != "user":
         return [_render_as_text(part)] if isinstance(part, TextPart) else []
     if isinstance(part, TextPart):
@@ -216,7 +216,7 @@ def _render_part(message: Message, part: Part, load_blob: BlobLoader | None) -> 
 
 
 def _join_content(pieces: list[WireMessage]) -> str | list[WireMessage]:
-    """A single plain text becomes a string, which every server accepts; anything else is a list."""
+    """A single plain text becomes a string, which every server accepts. Anything else is a list."""
     if not pieces:
         return ""
     return pieces[0]["text"] if len(pieces) == 1 and pieces[0].keys() == {"type", "text"} else pieces
@@ -231,7 +231,7 @@ def _render_as_text(part: ToolResultContent) -> WireMessage:
 
 
 def _call_id(id_: str) -> str:
-    """Ids pass through unchanged, because servers encode state in them; only an empty id is replaced."""
+    """Ids pass through unchanged, because servers encode state in them. Only an empty id is replaced."""
     return id_ or to_safe_name(id_)
 
 

@@ -26,9 +26,9 @@ from quire.wire.replies import (
 )
 
 MAX_REQUEST_CHOICES = 128
-"""Maximum replies (`n`) of a request, the maximum of OpenAI; each further one is recorded on a fork."""
+"""Maximum replies (`n`) of a request, the maximum of OpenAI. Each further one is recorded on a fork."""
 _REPLACED_FIELDS = frozenset({"role", "id", "type", "name", "index", "expires_at"})
-"""Delta fields that are sent once or repeated; strings in all other fields are pieces to join."""
+"""Delta fields that are sent once or repeated. Strings in all other fields are pieces to join."""
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class ChatStreamDecoder(StreamDecoder):
 
 
 def parse_choice(response: dict[str, Any]) -> Reply | None:
-    """Parses a response with one choice; None if it has no message."""
+    """Parses a response with one choice, or None if it has no message."""
     try:
         return parse_reply(response)
     except (InvalidEntry, ValueError):

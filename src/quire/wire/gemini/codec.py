@@ -444,7 +444,7 @@ def _parse_options(body: dict[str, Any]) -> RequestOptions:
 
 
 def _normalize_contents(contents: Sequence[WireMessage]) -> list[WireMessage]:
-    """Joins adjacent contents of one role and adjacent texts; drops thoughts, signatures, and IDs and names of calls.
+    """Joins adjacent contents of one role and adjacent texts. Drops thoughts, signatures, and IDs and names of calls.
 
     Clients add signatures and IDs where a reply had none, and the order of results says which call they belong to.
     """

@@ -1,6 +1,6 @@
 """Parses Google's Gemini format, requests and responses, into Quire messages.
 
-A content of the user that has function responses becomes tool messages and a message of the user; adjacent contents of
+A content of the user that has function responses becomes tool messages and a message of the user. Adjacent contents of
 one role are one message, because clients of streams send each chunk back as a content. A part without a matching Quire
 part becomes a text part that shows or names it, with the part in its provider fields, so that it is sent back
 unchanged. Signatures of thoughts stay on the part that they came with.
@@ -47,7 +47,7 @@ _ENVELOPE_FIELDS = ("candidates", "usageMetadata", "modelVersion")
 _SOURCE_FIELDS = ("groundingMetadata", "citationMetadata", "urlContextMetadata")
 """Fields of a candidate that name the sources of its text."""
 _BILLED_BY_PROMPT = re.compile(r"(models/)?gemini-[12]\b", re.ASCII)
-"""Models for which Google bills a prompt with any number of searches once; newer ones are billed by the search."""
+"""Models for which Google bills a prompt with any number of searches once. Newer ones are billed by the search."""
 MAX_COUNT = 10**10
 
 
@@ -77,7 +77,7 @@ def parse_reply(response: object) -> Reply:
 def parse_usage(body: dict[str, Any]) -> Usage | None:
     """The usage of a response, with its searches and the sources that they found.
 
-    The prompt includes cached tokens; thoughts are stated apart from the candidates.
+    The prompt includes cached tokens. Thoughts are stated apart from the candidates.
     """
     if not is_object(counts := body.get("usageMetadata")):
         return None
@@ -203,7 +203,7 @@ class ContentParser:
 
 
 def parse_messages(contents: Sequence[object], *, system: object = None) -> list[Message]:
-    """Parses the contents of a request; each function response becomes a tool message."""
+    """Parses the contents of a request. Each function response becomes a tool message."""
     plain = to_plain_json(system) if system else None
     texts = plain if isinstance(plain, str) else "\n\n".join(list_texts(plain) if is_object(plain) else ())
     messages = [Message(role="system", parts=(TextPart(text=texts),))] if texts else []
@@ -220,7 +220,7 @@ def list_texts(content: dict[str, Any]) -> list[str]:
 
 
 def _normalize_id(id_: str | None, name: str) -> str | None:
-    """The ID of a call as the provider gave it; None if the client made it."""
+    """The ID of a call as the provider gave it, or None if the client made it."""
     own = (id_ or "").removeprefix(f"{name}__")
     return own if own and not (own.startswith(name) and _CLIENT_ID.fullmatch(own, len(name))) else None
 

@@ -67,7 +67,7 @@ class GeminiFormat:
     text_overhead: int = TOKENS_PER_PART
 
     def render_message(self, message: Message, *, load_blob: BlobLoader | None = None) -> list[WireMessage]:
-        """A message without parts that can be sent gets one `[empty]` text; a tool message without results is
+        """A message without parts that can be sent gets one `[empty]` text. A tool message without results is
         dropped."""
         parts = [wire for part in message.parts for wire in _render_part(message, part, load_blob)]
         if not parts:
@@ -170,7 +170,7 @@ def _render_content(part: ToolResultContent, load_blob: BlobLoader | None) -> li
 
 
 def _render_result(part: ToolResultPart, load_blob: BlobLoader | None) -> list[WireMessage]:
-    """A result with its texts; images and files follow it, because older models accept none in a result."""
+    """A result with its texts. Images and files follow it, because older models accept none in a result."""
     fields = get_provider_fields(part.provider_fields, FORMAT)
     form, own_name = fields.pop(parse.RESULT_FORM, None), fields.pop("name", None)
     pieces = [wire for piece in part.content for wire in _render_content(piece, load_blob)]
@@ -188,7 +188,7 @@ def _render_result(part: ToolResultPart, load_blob: BlobLoader | None) -> list[W
 
 
 def _parse_arguments(part: ToolCallPart) -> WireMessage:
-    """Arguments of a call as an object; as raw text if they are not an object or not valid UTF-8 JSON."""
+    """Arguments of a call as an object. As raw text if they are not an object or not valid UTF-8 JSON."""
     value = parse_object(part.arguments)
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()

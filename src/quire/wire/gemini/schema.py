@@ -16,7 +16,7 @@ _COUNT_FIELDS = ("minItems", "maxItems", "minLength", "maxLength", "minPropertie
 
 
 def to_json_schema(schema: object) -> dict[str, Any]:
-    """Converts a schema of either form; one that is a JSON schema already stays as it is."""
+    """Converts a schema of either form. One that is a JSON schema already stays as it is."""
     return cast("dict[str, Any]", _convert(schema)) if is_object(schema) else {}
 
 

@@ -107,7 +107,7 @@ class GeminiStreamDecoder(StreamDecoder):
         return replies
 
     def build_responses(self) -> list[dict[str, Any]]:
-        """One response for each candidate; one without any if the prompt was blocked."""
+        """One response for each candidate. One without any if the prompt was blocked."""
         candidates = [
             join_texts({**each.fields, "content": {"role": "model", "parts": each.parts}})
             for _, each in sorted(self._candidates.items())
@@ -144,7 +144,7 @@ class GeminiStreamDecoder(StreamDecoder):
 
 
 def join_chunks(chunks: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """The response of a stream that is one JSON list; None if it is empty."""
+    """The response of a stream that is one JSON list, or None if it is empty."""
     decoder = GeminiStreamDecoder(MAX_CANDIDATES)
     for chunk in chunks:
         decoder.add_event(chunk)

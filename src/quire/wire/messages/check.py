@@ -1,6 +1,6 @@
 """Finds what Anthropic's Messages API would reject in a finished payload.
 
-Thinking must be signed, be in an assistant message, and not be the last block; if the request enables thinking, a turn
+Thinking must be signed, be in an assistant message, and not be the last block. If the request enables thinking, a turn
 with a running tool loop must begin with it. The signatures themselves cannot be verified here. Consecutive messages of
 one role are one turn, as they are for the API.
 """

@@ -47,7 +47,7 @@ from quire.wire.messages.stream import MessagesEncoder, MessagesStreamDecoder
 from quire.wire.replies import encode_event
 
 BILLING_PREFIX = "x-anthropic-billing-header:"
-"""Start of a system block that only Anthropic reads; it may change with every request."""
+"""Start of a system block that only Anthropic reads. It may change with every request."""
 _TOOL_FIELDS = ("name", "description", "input_schema", "type", "cache_control", "defer_loading")
 _ERROR_TYPES = {
     400: "invalid_request_error",

@@ -59,7 +59,7 @@ EMPTY_TEXT = "[empty]"
 """Placeholder: the API rejects empty and blank texts, and thinking as the last block."""
 OPENER_TEXT = "[conversation continues]"
 """User message before a leading assistant message, which the API rejects. A plain string, unlike the content of any
-rendered message, so that a recount can recognize it; its tokens are always charged, as part of the overhead."""
+rendered message, so that a recount can recognize it. Its tokens are always charged, as part of the overhead."""
 
 # At or above what Anthropic's token counting API reports, so that a sum errs upward.
 TOKENS_PER_REQUEST = 4
@@ -86,7 +86,7 @@ class AnthropicMessagesFormat:
     text_overhead: int = TOKENS_PER_BLOCK
 
     def render_message(self, message: Message, *, load_blob: BlobLoader | None = None) -> list[WireMessage]:
-        """An empty message gets one `[empty]` block; a tool message without results is dropped."""
+        """An empty message gets one `[empty]` block. A tool message without results is dropped."""
         if message.role == "system":
             fields = get_provider_fields(message.provider_fields, FORMAT)
             texts = [block for part in message.parts if isinstance(part, TextPart) and (block := _render_text(part))]
@@ -188,7 +188,7 @@ def _label_message(system_message: WireMessage) -> WireMessage:
 
 
 def _render_part(message: Message, part: Part, load_blob: BlobLoader | None) -> WireMessage | None:
-    """Renders a part as a block; None if its role cannot carry it or the API would reject it."""
+    """Renders a part as a block, or None if its role cannot carry it or the API would reject it."""
     match message.role, part:
         case "system", TextPart(text=text) if text.strip():
             # Labelled text of the user: not every model has a system role within a conversation.
@@ -245,7 +245,7 @@ def _is_signed_by_anthropic(part: ThinkingPart) -> bool:
 
 
 def _parse_input(part: ToolCallPart) -> WireMessage:
-    """Arguments of a call as an object; as raw text if they are not an object or not valid UTF-8 JSON."""
+    """Arguments of a call as an object. As raw text if they are not an object or not valid UTF-8 JSON."""
     value = parse_object(part.arguments)
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()

@@ -76,7 +76,7 @@ def _check_item(item: WireMessage) -> Iterator[str]:
 
 
 def _get_type(item: WireMessage) -> object:
-    """Type of an item; one with a role alone is a message."""
+    """Type of an item. One with a role alone is a message."""
     return item.get("type") or ("message" if "role" in item else None)
 
 

@@ -197,7 +197,7 @@ class ResponsesCodec(Codec):
         return {"fields": select_request_fields(request.body), "leading": leading}
 
     def carry_over(self, request: ClientRequest, record: Mapping[str, Any]) -> ClientRequest:
-        """Adds messages of the system and the developer; the field `instructions` is not inherited."""
+        """Adds messages of the system and the developer. The field `instructions` is not inherited."""
         carried = tuple(filter_objects(record.get("leading")))
         own = len(request.instructions) - len(_list_instructions(request.body))
         instructions = (*request.instructions[:own], *carried, *request.instructions[own:])
@@ -278,7 +278,7 @@ def _read_conversation(body: Mapping[str, Any]) -> str | None:
 
 
 def _read_item_reference(item: WireMessage) -> str | None:
-    """The ID that an item refers to, or Quire's own reference to a compaction; the type may be missing."""
+    """The ID that an item refers to, or Quire's own reference to a compaction. The type may be missing."""
     sealed = get_text(item, "encrypted_content") if item.get("type") in COMPACTION_TYPES else None
     if sealed is not None and sealed.startswith(SEAL_PREFIX):
         return sealed

@@ -125,7 +125,7 @@ def end_response(
     finish_reason: FinishReason,
     usage: Usage | None,
 ) -> WireMessage:
-    """Completes a response; one that a limit or a filter has cut off is incomplete."""
+    """Completes a response. One that a limit or a filter has cut off is incomplete."""
     reason = _INCOMPLETE_REASONS.get(finish_reason)
     return {
         **response,
@@ -155,7 +155,7 @@ def build_recorded_response(
 ) -> WireMessage:
     """Builds the response again from what `select_request_fields` and `select_response_fields` have recorded of it.
 
-    A stream that was cut off has failed for its client; what came of it is the output.
+    A stream that was cut off has failed for its client. What came of it is the output.
     """
     items = list(output)
     response: WireMessage = {

@@ -216,7 +216,7 @@ def _add_namespace(item: dict[str, Any], name: str) -> str:
 
 
 def _parse_assistant_message(item: dict[str, Any]) -> Iterator[Part]:
-    """Parses the content of one message item; the first part has the item's fields, and the others continue it."""
+    """Parses the content of one message item. The first part has the item's fields, and the others continue it."""
     fields: JsonObject | None = collect_unknown_fields(item, ("type", "role", "content"), FORMAT)
     place: JsonObject = {"message": fields[FORMAT]} if fields else {}
     content: object = item.get("content")

@@ -59,7 +59,7 @@ class OpenAIResponsesFormat:
     text_overhead: int = TOKENS_PER_MESSAGE + TOKENS_PER_ROLE
 
     def render_message(self, message: Message, *, load_blob: BlobLoader | None = None) -> list[WireMessage]:
-        """Renders a message as items; an assistant message of which nothing can be sent gives none."""
+        """Renders a message as items. An assistant message of which nothing can be sent gives none."""
         match message.role:
             case "tool":
                 outputs: list[WireMessage] = []
@@ -140,7 +140,7 @@ class OpenAIResponsesFormat:
         return parse.parse_reply(response)
 
     def parse_messages(self, messages: Sequence[object], *, system: object = None) -> list[Message]:
-        """Parses the items of a request; its `input` may also be a plain string."""
+        """Parses the items of a request. Its `input` may also be a plain string."""
         return parse.parse_messages(messages, system=system)
 
 
@@ -195,7 +195,7 @@ def _render_text(part: TextPart, type_: str) -> WireMessage:
 
 
 def _join_content(pieces: list[WireMessage]) -> str | list[WireMessage]:
-    """A single plain text becomes a string; anything else is a list."""
+    """A single plain text becomes a string. Anything else is a list."""
     if not pieces:
         return ""
     return pieces[0]["text"] if len(pieces) == 1 and pieces[0].keys() == {"type", "text"} else pieces

@@ -73,7 +73,7 @@ class _ItemAccumulator:
         return bool(self.pieces or self.arguments.pieces)
 
     def build(self) -> WireMessage | None:
-        """The item; None for the call of a custom tool that is cut off, whose text could be taken for the whole."""
+        """The item, or None for the call of a custom tool that is cut off, whose text could be taken for the whole."""
         if self.is_done:
             return self.item
         if self.item.get("type") == "custom_tool_call":
@@ -200,7 +200,7 @@ class ResponsesStreamDecoder(StreamDecoder):
 
 
 def parse_response(response: object) -> list[Reply]:
-    """Parses a response; none if it is not an object with an output."""
+    """Parses a response. None if it is not an object with an output."""
     try:
         return [parse_reply(response)]
     except (InvalidEntry, ValueError):

@@ -60,7 +60,7 @@ def _is_callable(tool: WireMessage) -> bool:
 
 
 def translate_tools(tools: Iterable[WireMessage]) -> TranslatedTools:
-    """Translates every tool that a function can stand for; the provider's own tools are dropped."""
+    """Translates every tool that a function can stand for. The provider's own tools are dropped."""
     tools = tuple(tools)
     own = tuple(list_client_tools(tools))
     hosted = [tool for tool in tools if not _is_callable(tool) and tool.get("type") != "namespace"]

@@ -80,7 +80,7 @@ class EventMessages:
         return b",".join(self._items)
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Adds bytes of the stream; returns the messages that are complete."""
+        """Adds bytes of the stream. Returns the messages that are complete."""
         events = (read_event_data(event) for event in take_events(self._buffer, chunk))
         messages = [data for data in events if data.startswith(b"{")]
         for data in messages:
