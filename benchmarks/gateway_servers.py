@@ -365,6 +365,7 @@ async def serve_gateway(upstream: str, url: str, window: str, cells: str = "{}")
     """Serves the gateway as in a deployment: it enqueues background jobs, and a worker would run them. `cells` is the
     setting as JSON."""
     from quire.server.app import create_app
+    from quire.server.lifecycle import THREAD_SWITCH_SECONDS
     from quire.server.process_memory import return_freed_memory, shorten_collections
     from quire.server.state import open_server_state
     from quire.settings import Settings
@@ -381,6 +382,7 @@ async def serve_gateway(upstream: str, url: str, window: str, cells: str = "{}")
     async with open_server_state(url, settings) as server_state:
         app = create_app(server_state)
         # As `quire serve` does.
+        sys.setswitchinterval(THREAD_SWITCH_SECONDS)
         return_freed_memory()
         async with shorten_collections():
             with profile_requests():
