@@ -30,6 +30,12 @@ MISSED_REASONS = {
     r"cli\.\w+_over_python": "importing SQLAlchemy, Pydantic and Typer. Beside a running server, commands are forked "
     "from a process that has imported them",
     r"compaction\.bookkeeping_growth.*": "the recall index is read and encoded again",
+    r"gateway\.cpu_of_gemini_to_chat_to_chat": "a reply is parsed, translated and rendered again",
+    r"gateway\.cpu_new_messages_only_to_list": "recall, with its ranking and a decision for each message that is left "
+    "out, in place of a list that the client repeats",
+    r"gateway\.open_loop_failed_turns": "turns that k6 could not start while others waited for the database",
+    r"view\.postgres_vs_bare_read": "on a quiet machine a round trip takes less time than SQLAlchemy's switch to its "
+    "greenlet and back",
     r"gateway\.cpu_to_\w+": "the profile is flat: recording, matching and preparing, HTTP, and the event loop take "
     "about a fifth each, and no function 5 %",
     r"gateway\.cpu_long_list": "the whole list is parsed and matched, which the bare proxy only forwards",

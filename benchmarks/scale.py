@@ -43,8 +43,9 @@ CALIBRATION_CONVERSATIONS, ADDED_CONVERSATIONS = 8 * SEGMENTS_PER_BLOCK, SEGMENT
 WARM_UP_CONVERSATIONS, POINT_CONVERSATIONS = 16, 3 * SEGMENTS_PER_BLOCK
 POINT_COPIES = (0, 10, 106)
 """Copies of the 9,600 messages of the first point."""
-CALIBRATION_MESSAGES, POINT_MESSAGES, CELL_MESSAGES = (8, 1_000), (120, 400), 120
-"""Messages of the lists that give the costs of a request, and of those that are predicted."""
+CALIBRATION_MESSAGES, POINT_MESSAGES, CELL_MESSAGES = (8, 600), (120, 400), 120
+"""Messages of the lists that give the costs of a request, and of those that are predicted. The lists grow with each
+turn, and stay below the context window, above which requests are fitted."""
 TURN_SECONDS, ROUNDS, WARM_UP_TURNS = 8.0, 4, 30
 STREAMS = 300
 CELL_TENANTS = (DEFAULT_TENANT, "harbour", "tides")
