@@ -42,8 +42,8 @@ MISSED_REASONS = {
     r"gateway\.open_loop_added_p99_to_litellm": "a turn is stored before it is answered, and LiteLLM stores nothing",
     r"import\.\w+_seconds_per_bare_second": "a transcript is parsed, digested and matched, not only inserted",
     r"insights\.\w+ command \(ms\)": "the start of the command, as of every command; the API answers within the goal",
-    r"scale\.CPU_us_of_indexing_one_of_1027200_error": "measured last, when the process had the words in its caches, and "
-    "so less than predicted",
+    r"scale\.CPU_us_of_indexing_one_of_1027200_error": "measured last, when the process had the words in its "
+    "caches, and so less than predicted",
     r"soak\.p\d\d_growth": "the machine's other work: a control without Quire grew by 1.17 between the same minutes",
     r"soak\.database_connection_growth": "19 connections after twenty minutes, 21 after forty and at the end",
     r"turns\.evaluated_to_SummarizationMiddleware": "compared over the steps until the middleware ended with an error, "

@@ -91,7 +91,8 @@ class CachedIndex(NamedTuple):
 
 
 SegmentVersion = tuple[int, int]
-"""Number of a segment of the message index, and of the changes to its rows: while it is the same, its messages are."""
+"""Number of a segment of the message index, and of the changes to its rows. As long as both are the same, no message
+in it was erased."""
 RecalledMessages = dict[int, tuple[SegmentVersion, RecallCandidate]]
 """Short messages of a branch that were recalled, by their number; each with the version of its segment."""
 
