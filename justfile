@@ -62,7 +62,7 @@ coverage *ARGS:
 hostile *ARGS:
     QUIRE_FULL_SIZE=1 {{ bin }}/pytest tests/test_hostile_load.py -k full_size -s {{ ARGS }}
 
-# Install the agents that tests/coding_agents runs: Claude Code from PyPI, Codex from npm; needs Node.js and about 800 MB.
+# Install what tests run beside Quire: Claude Code and an S3 server from PyPI, Codex and an OpenID provider from npm; needs Node.js and about 1 GB.
 install-agents:
     {{ bin }}/python -m pip install --quiet --constraint constraints.txt --group agents
     mkdir -p .cache/codex
@@ -78,6 +78,9 @@ install-agents:
         cp tests/infra/oidc/package-lock.json .cache/oidc-provider/ \
         && (cd .cache/oidc-provider && npm ci --ignore-scripts --no-audit --no-fund) \
         && cp tests/infra/oidc/package-lock.json .cache/oidc-provider/installed-lock.json )
+    # The S3 server needs another urllib3.
+    test -x .cache/moto/bin/moto_server || ( \
+        {{ bin }}/python -m venv .cache/moto && .cache/moto/bin/python -m pip install --quiet "moto[server]==5.2.5" )
 
 # Install the agents and run their tests at full size.
 agents *ARGS: install-agents

@@ -91,7 +91,6 @@ NOT_RUN: dict[str, str] = {
     "pip install '.[all]'": INSTALLATION,
     "pip install quire": INSTALLATION,
     "pip install 'quire[all]'": INSTALLATION,
-    "pip install 'moto[server]'": "a test server that only its tests need",
     "pip install 'quire-core[claude-agent-sdk]'": INSTALLATION,
     "pip install 'quire-core[langchain]'": INSTALLATION,
     "pip install 'quire-core[openai-agents]'": INSTALLATION,

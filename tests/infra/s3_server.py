@@ -1,18 +1,21 @@
-"""A real S3-compatible server for tests: moto's, as a process on loopback (`pip install moto[server]`)."""
+"""A real S3-compatible server for tests: moto's, as a process on loopback.
+
+`just install-agents` installs it under `.cache/moto`.
+"""
 
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
+from pathlib import Path
 from urllib.error import URLError
 
 import pytest
 
+SERVER = Path(__file__).parents[2] / ".cache/moto/bin/moto_server"
 BUCKET = "quire"
 START_SECONDS = 60.0
 
@@ -33,7 +36,7 @@ class S3Server:
 
     @staticmethod
     def _start(port: int) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        command = [SERVER, "-H", "127.0.0.1", "-p", str(port)]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
@@ -61,8 +64,8 @@ class S3Server:
 
 @contextmanager
 def run_s3_server() -> Iterator[S3Server]:
-    if find_spec("moto") is None or find_spec("flask_cors") is None:
-        pytest.skip("MOTO IS NOT INSTALLED (pip install 'moto[server]'): nothing is stored in S3 here")
+    if not SERVER.exists():
+        pytest.skip("MOTO IS NOT INSTALLED (`just install-agents`): nothing is stored in S3 here")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
