@@ -359,9 +359,10 @@ class PostgresDatabase:
         take them too. Raises `BrokenConnection` if the connection was broken before or is now.
         """
         from psycopg import OperationalError
+        from sqlalchemy.util import greenlet_spawn
 
         with self._count_transaction():
-            connection, pool = self._take_parked() or await self._connect_natively()
+            connection, pool = self._take_parked() or await greenlet_spawn(self._check_out)
             driver = get_driver(connection)
             driver.deadline_seconds = statement_seconds + _DEADLINE_MARGIN_SECONDS
             try:
@@ -402,11 +403,6 @@ class PostgresDatabase:
     def _take_parked(self) -> tuple[Connection, Pool] | None:
         """A connection that stayed checked out after its last transaction."""
         return self._parked.pop() if self._parked else None
-
-    async def _connect_natively(self) -> tuple[Connection, Pool]:
-        from sqlalchemy.util import greenlet_spawn
-
-        return await greenlet_spawn(self._check_out)
 
     def _check_out(self) -> tuple[Connection, Pool]:
         """Checks a connection out, with its pool. While this waits for one, none is parked."""

@@ -120,7 +120,7 @@ class JobRunner:
         return len(await store.purge(job.conversation))
 
     async def _offload(self, job: Job, engine: Engine, store: SqlStore) -> int:
-        """Moves large blobs of an idle conversation to object storage, and the conversation if nobody used it for long.
+        """Moves large blobs of an idle conversation to object storage, and the conversation if it is unused for long.
 
         Without a conversation, those that were restored and not used since, and what an earlier job left behind."""
         offloading, days = store.offloading, engine.settings.offload_after_days

@@ -31,6 +31,7 @@ class ObjectStorage:
     def __init__(self, url: str) -> None:
         """Opens `s3://bucket/prefix`, `gs://`, `az://` or `file:///folder`, with credentials from the environment."""
         try:
+            from obstore.exceptions import BaseError
             from obstore.store import from_url
         except ImportError as missing:
             raise MissingExtra(extra="object-storage", feature="Object storage") from missing
@@ -38,7 +39,7 @@ class ObjectStorage:
         options: dict[str, Any] = {"mkdir": True} if url.startswith("file:") else {"retry_config": retries}
         try:
             self._store: Any = from_url(url, **options)
-        except Exception as error:
+        except (BaseError, ValueError, OSError) as error:
             raise InvalidConfiguration(f"`object_storage_url` cannot be used: {_first_line(error)}") from error
 
     async def put(self, tenant: str, name: str, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Object storage: large blobs, and conversations that nobody used for a while.
+"""Object storage: large blobs, and unused conversations.
 
 Nothing that a request waits for is written to object storage. A blob is stored in the database with its message, and a
 job moves it later; so live conversations go on while the object storage is away. An object is uploaded and read back
@@ -53,7 +53,7 @@ from quire.model.ids import now
 from quire.objects import MissingObject, ObjectKind, ObjectStorage, make_object_name
 from quire.store.integrity import ReadObject, verify_conversation
 from quire.store.purge import find_holding_blobs, list_written_forms
-from quire.store.tenant_archive import format_rows, pack_lines, parse_rows, read_pages, unpack_lines
+from quire.store.tenant_archive import format_rows, list_columns, pack_lines, parse_rows, read_pages, unpack_lines
 
 ARCHIVED_TABLES = (entries, manifests, request_bodies)
 UPLOAD_MICROS = 3_600 * 1_000_000
@@ -99,7 +99,7 @@ def _build_archive(connection: Connection, tenant: str, conversation: str) -> _A
     lines: list[str] = []
     row_bytes = 0
     for table in ARCHIVED_TABLES:
-        sized = [index for index, name in enumerate(_list_names(table)) if name in ("body", "notes", "delta")]
+        sized = [index for index, column in enumerate(list_columns(table)) if column.name in ("body", "notes", "delta")]
         for rows in read_pages(connection, tenant, table, table.c.conversation == conversation):
             lines.append(format_rows(table, rows))
             row_bytes += sum(_count_bytes(row[index]) for row in rows for index in sized)
@@ -110,10 +110,6 @@ def _build_archive(connection: Connection, tenant: str, conversation: str) -> _A
     return _Archive(
         tuple(lines), "" if record.title else titled.title, int(connection.execute(tokens).scalar() or 0), row_bytes
     )
-
-
-def _list_names(table: Any) -> list[str]:
-    return [column.name for column in table.columns if column.name != "tenant"]
 
 
 def _count_bytes(value: str | bytes | None) -> int:

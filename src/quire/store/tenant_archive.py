@@ -135,13 +135,9 @@ def export_tenant(
     return TenantArchive(tenant, counts[conversations.name], counts.total())
 
 
-_BLOB_COLUMNS = [column.name for column in blobs.columns if column.name != "tenant"]
-_BRANCH_COLUMNS = [column.name for column in branches.columns if column.name != "tenant"]
-
-
 def _include_data(row: list[Any], read_data: Callable[[str], bytes]) -> list[Any]:
     """The row of a blob with the data that is in object storage."""
-    values = dict(zip(_BLOB_COLUMNS, row, strict=True))
+    values = dict(zip(_list_names(blobs), row, strict=True))
     if values["object"] is None:
         return row
     return list((values | {"data": read_data(values["object"]), "object": None, "size": None}).values())
@@ -149,10 +145,11 @@ def _include_data(row: list[Any], read_data: Callable[[str], bytes]) -> list[Any
 
 def _mark_restored(row: list[Any]) -> list[Any]:
     """The row of a branch as it is with its entries in the database."""
-    values = dict(zip(_BRANCH_COLUMNS, row, strict=True))
+    names = _list_names(branches)
+    values = dict(zip(names, row, strict=True))
     state = BranchState.parse(values["state"]).model_copy(update={"offloaded": None})
     restored = with_row_digest(branches, {**values, "state": state.canonical_json()})
-    return [restored[name] for name in _BRANCH_COLUMNS]
+    return [restored[name] for name in names]
 
 
 def _list_paths(connection: Connection, tenant: str, conversations: Collection[str]) -> set[tuple[str, bytes]]:
@@ -164,7 +161,7 @@ def _list_paths(connection: Connection, tenant: str, conversations: Collection[s
 
 def format_rows(table: Table, rows: Sequence[Sequence[Any]]) -> str:
     """A line with these rows."""
-    value = {"table": table.name, "columns": [column.name for column in _list_columns(table)], "rows": rows}
+    value = {"table": table.name, "columns": _list_names(table), "rows": rows}
     return json.dumps(value, default=_encode_bytes, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -176,15 +173,20 @@ def parse_rows(line: str) -> tuple[str, list[dict[str, Any]]]:
     ]
 
 
-def _list_columns(table: Table) -> list[Column[Any]]:
+def list_columns(table: Table) -> list[Column[Any]]:
+    """The columns of an archived row, in their order."""
     return [column for column in table.columns if column.name != "tenant" and column not in _VECTOR_COLUMNS]
+
+
+def _list_names(table: Table) -> list[str]:
+    return [column.name for column in list_columns(table)]
 
 
 def read_pages(
     connection: Connection, tenant: str, table: Table, *conditions: ColumnElement[bool]
 ) -> Iterator[list[list[Any]]]:
     """The archived columns of the tenant's rows, in the order of their key, which begins with the tenant."""
-    columns = _list_columns(table)
+    columns = list_columns(table)
     key = list(table.primary_key.columns)[1:]
     limit = LARGE_ROWS_PER_LINE if table in _LARGE_TABLES else ROWS_PER_LINE
     query = select(*columns).where(table.c.tenant == tenant, *conditions).order_by(*key).limit(limit)
