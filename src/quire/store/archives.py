@@ -390,7 +390,7 @@ class Offloading(StorePart):
         """The object storage. Raises `InvalidConfiguration` if this process has none."""
         if self._storage is None:
             raise InvalidConfiguration(
-                "What is in object storage cannot be read: `object_storage_url` is not set. Set it as on your servers."
+                "There is no object storage: `object_storage_url` is not set. Set it as on your servers."
             )
         return self._storage
 
