@@ -29,6 +29,7 @@ from quire.access.keys import KEY_SCOPES, KeyScope
 from quire.access.permissions import PERMISSIONS, Action, Relation, render_permission_table
 from quire.db.database import TransactionOptions
 from quire.db.schema import sessions
+from quire.model import Message, ThinkingPart, ToolCallPart
 from quire.model.ids import now
 from quire.model.people import USER_ROLES, UserRole, make_space
 from quire.server import gateway
@@ -107,16 +108,23 @@ class Credential:
         return SESSION_PLACES if self.is_session and self.is_known else OTHER_PLACES
 
 
-def find_action(operation: Operation) -> Action | None:
-    """The action that the operation's route names in its dependencies."""
+def list_api_routes() -> list[APIRoute]:
+    """Every route of the server, also those that are in no OpenAPI document."""
     routers = (gateway.router, gateway.responses_router, gateway.conversations_router, gateway.gemini_router, *ROUTERS)
-    [route] = [
+    return [
         each
         for router in (*routers, gateway.other_paths_router)
         for each in router.routes
         if isinstance(each, APIRoute)
-        and each.path_format == operation.path
-        and operation.method.upper() in each.methods
+    ]
+
+
+def find_action(operation: Operation) -> Action | None:
+    """The action that the operation's route names in its dependencies."""
+    [route] = [
+        each
+        for each in list_api_routes()
+        if each.path_format == operation.path and operation.method.upper() in each.methods
     ]
     found = set[Action]()
 
@@ -265,9 +273,7 @@ async def people(store: SqlStore, scripted: ScriptedAgent, issuer: TokenIssuer) 
         await state.wait_for_background()
 
 
-def scripted_message(name: str) -> Any:
-    from quire.model import Message
-
+def scripted_message(name: str) -> Message:
     return Message.user(f"The gannet of {name} dives.")
 
 
@@ -384,6 +390,44 @@ async def test_of_random_operations_each_leaves_the_traces_that_it_must(people: 
     entries = await trail.list(limit=2_000)
     assert [(each.actor, each.action) for each in entries] == expected
     assert await trail.verify() == []
+
+
+READER_ROUTES = {"GET /shared/{conversation}", "GET /api/conversations/{conversation}/transcript"}
+"""All that people read of a conversation that is shared with them: its transcript, with secrets masked."""
+
+
+async def test_readers_of_a_shared_conversation_see_its_masked_transcript_and_nothing_else(people: People):
+    """Every route about a conversation refuses its readers, and so does a new one, unless `READER_ROUTES` names it."""
+    secret = f"ghp_{'a1B2c3D4e5F6' * 3}"
+    space, team = people.space("victim"), people.store.for_tenant(TENANT)
+    await space.create_conversation("shared", title=f"deploy with {secret}")
+    await space.set_tags("shared", [secret.lower()])
+    await space.append(
+        "shared",
+        Message.user(f"Use {secret}."),
+        Message(
+            role="assistant",
+            parts=(ThinkingPart(text=f"It is {secret}."), ToolCallPart(id="1", name="sh", arguments=f'"{secret}"')),
+        ),
+        Message.tool("1", secret),
+    )
+    await team.shares.set_readers(people.ids["victim"], "shared", [people.ids["member"]])
+    headers = {"cookie": people.cookies["member"], "origin": URL}
+    let_in = set[str]()
+    async with httpx2.AsyncClient(base_url=people.url, headers=headers, timeout=20) as client:
+        for route in (each for each in list_api_routes() if "{conversation" in each.path_format):
+            values = PATH_VALUES | {"conversation": "shared", "id": people.ids["victim"]}
+            path = re.sub(r"{(\w+)(:path)?}", lambda match, values=values: values[match[1]], route.path_format)
+            query = {"user": people.ids["victim"]} | QUERIES_BY_SUFFIX.get(path.rpartition("/")[2], {})
+            for method in sorted(route.methods or ()):
+                async with client.stream(method, path, params=query, json={}) as response:
+                    is_open = response.headers.get("content-type", "").startswith("text/event-stream")
+                    text = "" if is_open else (await response.aread()).decode()
+                name = f"{method} {route.path_format}"
+                assert secret.lower() not in text.lower(), name
+                if response.status_code != 404 or "has no such conversation" not in text:
+                    let_in.add(name)
+    assert let_in == READER_ROUTES
 
 
 async def create_again(people: People, owner: str, conversation: str) -> None:

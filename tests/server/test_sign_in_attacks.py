@@ -280,11 +280,12 @@ async def test_a_shared_conversation_can_be_read_and_nothing_else(team: TeamServ
         page = await ben.get(link)
         assert f"The {SECRET_WORD} &lt;b&gt;dives&lt;/b&gt;." in page.text
         assert "default-src 'none'" in page.headers["content-security-policy"]
-        assert SECRET_WORD in (await ben.get(f"/api/conversations/c/entries?user={user}")).text
+        assert SECRET_WORD in (await ben.get(f"/api/conversations/c/transcript?user={user}")).text
         assert [each["conversation"] for each in (await ben.get("/api/shared")).json()["items"]] == ["c"]
         assert "c</a> by ann" in (await ben.get("/auth/account")).text
         for path in (
             "/api/conversations/private",
+            "/api/conversations/c",
             "/api/conversations",
             "/api/search?query=cormorant",
             "/api/memories",

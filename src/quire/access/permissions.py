@@ -18,6 +18,7 @@ Action = Literal[
     "read",
     "search",
     "export",
+    "read_transcript",
     "write",
     "edit",
     "chat",
@@ -65,11 +66,17 @@ class Permission(NamedTuple):
 
 
 PERMISSIONS: dict[Action, Permission] = {
-    "read": Permission("read conversations and what belongs to them", "read", _PEOPLE, _PEOPLE, _OWNERS, _OF_OTHERS),
+    "read": Permission(
+        "read conversations and what belongs to them", "read", _PEOPLE, other=_OWNERS, audited=_OF_OTHERS
+    ),
     "search": Permission(
         "search, and read statistics of all conversations", "read", _PEOPLE, other=_OWNERS, audited=_OF_OTHERS
     ),
-    "export": Permission("export a conversation", "read", _PEOPLE, _PEOPLE, _OWNERS, _ALWAYS),
+    "export": Permission("export a conversation", "read", _PEOPLE, other=_OWNERS, audited=_ALWAYS),
+    # All that readers of a shared conversation see: what other routes answer is not masked.
+    "read_transcript": Permission(
+        "read a conversation as text with secrets masked", "read", _PEOPLE, _PEOPLE, _OWNERS, _ALWAYS
+    ),
     "write": Permission("create, import, rename, fork, append", "write", _PEOPLE, audited=_OF_OTHERS),
     "edit": Permission("change what an agent is sent", "write", _PEOPLE, audited=_ALWAYS),
     "chat": Permission("call models", "chat", _PEOPLE, audited=_OF_OTHERS),

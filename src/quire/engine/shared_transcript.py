@@ -51,19 +51,19 @@ class SharedTranscript:
 
     def __init__(self, store: SqlStore, record: ConversationRecord, branch: Branch, *, format: ShareFormat) -> None:
         self._store, self._record, self._branch = store, record, branch
+        self.title = " ".join(mask_secrets(record.title).split()) or record.id
         self._format: ShareFormat = format
         self._tags = ", ".join(record.tags)
         self.masked_count = len(find_secrets(record.title)) + len(find_secrets(self._tags))
 
     async def write(self) -> AsyncIterator[str]:
         is_first, is_markdown = True, self._format == "markdown"
-        title = mask_secrets(self._record.title) or self._record.id
         tags = mask_secrets(self._tags)
-        head = {"format": "quire-transcript", "masked": True, "conversation": self._record.id, "title": title}
+        head = {"format": "quire-transcript", "masked": True, "conversation": self._record.id, "title": self.title}
         head |= {"tags": tags.split(", ")} if tags else {}
         tag_line = f"Tags: {tags}\n\n" if tags else ""
         yield (
-            f"# {' '.join(title.split())}\n\n{tag_line}_{_MASK_NOTE}_\n"
+            f"# {self.title}\n\n{tag_line}_{_MASK_NOTE}_\n"
             if is_markdown
             else f'{json.dumps(head, ensure_ascii=False)[:-1]}, "messages": [\n'
         )

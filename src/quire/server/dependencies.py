@@ -44,6 +44,7 @@ ChatEngine = Annotated[Engine, Depends(require_engine("chat"))]
 EditEngine = Annotated[Engine, Depends(require_engine("edit"))]
 """For what changes the next request of an agent."""
 ExportEngine = Annotated[Engine, Depends(require_engine("export"))]
+TranscriptEngine = Annotated[Engine, Depends(require_engine("read_transcript"))]
 SearchEngine = Annotated[Engine, Depends(require_engine("search"))]
 PurgeEngine = Annotated[Engine, Depends(require_engine("purge"))]
 StateDep = Annotated[ServerState, Depends(get_server_state)]

@@ -174,7 +174,7 @@ async def read_shared(
     """A conversation as text to read, for those with whom it is shared. Secrets of known formats are masked."""
     service: SignInService = sign_in
     try:
-        caller = await authorize(request, "read")
+        caller = await authorize(request, "read_transcript")
     except SignInRequired:
         path = f"{request.url.path}?{request.url.query}"
         return RedirectResponse(service.make_login_path(path), status_code=303)
@@ -183,7 +183,7 @@ async def read_shared(
     branch = await store.get_branch(conversation, MAIN_BRANCH)
     transcript = SharedTranscript(store, record, branch, format="markdown")
     return ClosingStreamingResponse(
-        stream_text_page(record.title or record.id, transcript.write()),
+        stream_text_page(transcript.title, transcript.write()),
         media_type="text/html",
         headers=PLAIN_PAGE_HEADERS,
     )

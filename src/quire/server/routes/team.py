@@ -119,7 +119,7 @@ async def get_readers(
 async def share_conversation(
     request: Request, caller: ShareCaller, server_state: StateDep, conversation: ConversationId, body: ReadersBody
 ) -> ReadersSchema:
-    """Lets these people of the tenant, and no others, read a conversation of yours. They cannot change it."""
+    """Lets these people of the tenant, and no others, read a conversation of yours as text with secrets masked."""
     store = server_state.store
     await store.for_tenant(caller.tenant).get_conversation(conversation)
     team, readers = store.for_tenant(caller.team), set[str]()
@@ -148,7 +148,7 @@ async def _load_readers(request: Request, store: SqlStore, caller: Caller, conve
 async def list_shared(
     request: Request, caller: Annotated[Caller, Depends(require_action("read"))], server_state: StateDep
 ) -> SharedConversationListSchema:
-    """Conversations that others share with you. Read one with `?user=` on any route that reads it, or by its link."""
+    """Conversations that others share with you. Read one by its link, or its transcript with `?user=`."""
     base = require_sign_in(request).url
     found = await server_state.store.for_tenant(caller.team).shares.list_shared_with(caller.user or "")
     items = [

@@ -27,6 +27,7 @@ from quire.server.dependencies import (
     ExportEngine,
     ReadCaller,
     StateDep,
+    TranscriptEngine,
     WriteEngine,
 )
 from quire.server.event_stream import ClosingStreamingResponse, ndjson_responses
@@ -77,7 +78,7 @@ async def export_conversation(engine: ExportEngine, conversation: ConversationId
     responses={200: {"content": {TranscriptResponse.media_type: {"schema": {"type": "string"}}}}},
 )
 async def export_transcript(
-    engine: ExportEngine, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
+    engine: TranscriptEngine, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
 ) -> TranscriptResponse:
     """Exports a branch as Markdown to read or share: secrets of known formats are masked, and thinking and attachments
     are left out. It cannot be imported."""
