@@ -1,0 +1,142 @@
+"""Reads a session file of Claude Code without Quire.
+
+Every line with a `uuid` is a link of the chain, whatever its type. A line whose parent was never written follows the
+message before it in the file, and so does a new root: the program begins one after a compaction, and for a plan that is
+carried out with an empty context. Lines with one message id are one reply. A fork beside a summary is `/compact`.
+
+A queued prompt that the program took in the middle of a turn (`remove`) stands only in `queue-operation` lines where
+it wrote no `queued_command` line. The model reads it after the results of the open calls. A popped one was not sent.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from corpus_facts import Compaction, Facts, Item, Tokens, digest_json, digest_texts, list_texts, read_lines
+from corpus_trees import find_withdrawn, order_by_links
+
+HARNESS_START = re.compile(
+    r"\s*(<(command-(name|message|args)|local-command-\w+|bash-(input|stdout|stderr)|(task|agent)-notification"
+    r"|system-reminder|ide_\w+|ci-monitor-event)\b|\[Request interrupted by user|Caveat: |Operation stopped by hook)"
+)
+START, QUEUE = "start", "queue"
+"""Parents of what begins the file, and of what only the queue holds."""
+
+
+def read_claude_code(path: Path, counted: set[object]) -> Facts:
+    lines = list(read_lines(path))
+    head = next(line for line in lines if line.get("type") in ("user", "assistant", "attachment", "system"))
+    facts = Facts("claude-code", str(head["sessionId"]), str(head.get("version") or ""))
+    facts.agents = int(any(line.get("isSidechain") for line in lines))
+    _count_requests(lines, facts, counted)
+    owners, nodes, parents, previous = dict[str, str](), dict[str, list[Item]](), dict[str, str](), START
+    """The node of each line, the items of each node, and the node before each."""
+    summaries: dict[str, dict[str, Any]] = {}
+    own = {line["uuid"] for line in lines if line.get("uuid") and not line.get("isSidechain")}
+    for line in order_by_links(_place_queued(lines), "uuid", "parentUuid", own):
+        if line.get("isSidechain") or not line.get("uuid"):
+            continue
+        uuid, items, is_reply = line["uuid"], _read_items(line), line["type"] == "assistant"
+        links = (owners.get(line.get(name) or "") for name in ("parentUuid", "logicalParentUuid"))
+        parent = QUEUE if uuid.startswith(QUEUE) else next(filter(None, links), previous)
+        node = f"reply {line['message'].get('id')}" if is_reply else uuid
+        if not items and not line.get("isCompactSummary") and node not in nodes:
+            # A line without content belongs to the node before it.
+            owners[uuid] = parent
+            continue
+        if line.get("isCompactSummary"):
+            summaries[uuid] = line
+        facts.add_time(line.get("timestamp"))
+        parents.setdefault(node, parent)
+        nodes.setdefault(node, []).extend(items)
+        owners[uuid] = previous = node
+    sides = find_withdrawn(nodes, parents, {QUEUE, *(parents[node] for node in summaries)})
+    facts.branches = [[] for _ in set(sides.values())]
+    for node, items in nodes.items():
+        if node in summaries:
+            facts.compactions.append(_read_compaction(summaries[node], lines, facts))
+        (facts.branches[sides[node]] if node in sides else facts.path).extend(items)
+    return facts
+
+
+def _place_queued(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The lines, with the prompts that only the queue holds as lines of the user's."""
+    queued, held, reply = _find_queued(lines), list[dict[str, Any]](), None
+    for number, line in enumerate(lines):
+        message = line.get("message") or {}
+        if number in queued:
+            held.append({**line, "uuid": f"{QUEUE} {number}", "type": "user", "message": {"content": queued[number]}})
+        elif message and message.get("id") != reply and "'tool_result'" not in str(message["content"])[:200]:
+            yield from held
+            held, reply = [], message.get("id")
+        yield line
+    yield from held
+
+
+def _find_queued(lines: list[dict[str, Any]]) -> dict[int, str]:
+    """Prompts that only the queue holds, by the number of the line that took them from it."""
+    said = {text.strip() for line in lines for text in list_texts((line.get("message") or {}).get("content"))}
+    said |= {str((line.get("attachment") or {}).get("prompt")).strip() for line in lines}
+    queue, found = list[str](), dict[int, str]()
+    for number, line in enumerate(lines):
+        text, operation = line.get("content") or "", line.get("operation")
+        if operation == "enqueue":
+            queue.append(text)
+        elif operation and queue:
+            taken = queue.pop(queue.index(text) if text in queue else 0)
+            if operation == "remove" and taken and taken.strip() not in said and taken[0] != "/":
+                found[number] = taken
+    return found
+
+
+def _read_items(line: dict[str, Any]) -> list[Item]:
+    attachment, message = line.get("attachment") or {}, line.get("message") or {}
+    content = attachment["prompt"] if attachment.get("type") == "queued_command" else message.get("content")
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    items: list[Item] = []
+    for block in blocks:
+        match block["type"]:
+            case "tool_use":
+                items.append(Item("call", block["id"], digest_json([block["name"], block["input"]]), "", message["id"]))
+            case "tool_result":
+                items.append(Item("result", block["tool_use_id"], digest_texts(list_texts(block.get("content")))))
+            case "text" if line["type"] == "assistant" and block["text"]:
+                items.append(Item("text", digest_texts([block["text"]]), reply=message["id"]))
+            case _:
+                pass
+    texts = list_texts([block for block in blocks if block["type"] != "tool_result"])
+    if line["type"] == "assistant" or not any(texts) or line.get("isCompactSummary"):
+        return items
+    marks = {**line, **attachment}
+    is_meta = marks.get("isMeta") or (marks.get("origin") or {}).get("kind", "human") != "human"
+    is_harness = is_meta or all(map(HARNESS_START.match, texts))
+    return [*items, Item("user", digest_texts(texts), by="harness" if is_harness else "person")]
+
+
+def _read_compaction(line: dict[str, Any], lines: list[dict[str, Any]], facts: Facts) -> Compaction:
+    boundary = next((each for each in lines if each.get("uuid") == line.get("parentUuid")), {})
+    named = ((boundary.get("compactMetadata") or {}).get("preservedMessages") or {}).get("uuids") or []
+    kept = {item.key for each in lines if each.get("uuid") in named for item in _read_items(each)}
+    earlier = {item.key for item in facts.path}
+    digest = digest_texts(list_texts(line["message"]["content"]))
+    return Compaction(facts.count_replies(), "summary", digest, tuple(sorted(kept & earlier)))
+
+
+def _count_requests(lines: list[dict[str, Any]], facts: Facts, counted: set[object]) -> None:
+    requests: dict[object, tuple[str, dict[str, Any]]] = {}
+    for line in lines:
+        message = (line.get("message") or {}) if line.get("type") == "assistant" else {}
+        if (usage := message.get("usage")) and message.get("model") != "<synthetic>":
+            key = (message.get("id"), line.get("requestId"))
+            # Of several lines of one reply, the last one has all of its output.
+            if key not in requests or usage.get("output_tokens", 0) >= requests[key][1].get("output_tokens", 0):
+                requests[key] = (str(message.get("model")), usage)
+    facts.shared_requests = len(requests.keys() & counted)
+    for model, usage in (request for key, request in requests.items() if key not in counted):
+        advice = [turn for turn in usage.get("iterations") or () if turn.get("type") == "advisor_message"]
+        for name, each in [(model, usage), *((str(turn["model"]), turn) for turn in advice)]:
+            read, written = (each.get(f"cache_{kind}_input_tokens") or 0 for kind in ("read", "creation"))
+            total = (each.get("input_tokens") or 0) + read + written
+            facts.add_tokens(name, Tokens(1, total, each.get("output_tokens") or 0, read, written))
+    counted.update(requests)
