@@ -459,15 +459,20 @@ def copied_parent_counted(lines: list[JsonObject]) -> list[JsonObject]:
     ]
 
 
-@mutate_lines("A fork does not say what it continues.", "codex")
+@mutate_lines("The header of a fork or of a sub-agent does not name the thread that it comes from.", "codex")
 def forks_parent_lost(lines: list[JsonObject]) -> list[JsonObject]:
-    def change(line: JsonObject) -> JsonObject:
-        if line.get("type") != "session_meta":
-            return line
-        kept = {name: value for name, value in line["payload"].items() if not name.startswith("forked_from")}
-        return {**line, "payload": kept}
+    def strip(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {
+            name: strip(each)
+            for name, each in cast("JsonObject", value).items()
+            if not name.startswith(("forked_from", "parent_thread"))
+        }
 
-    return [change(line) for line in lines]
+    return [
+        {**line, "payload": strip(line["payload"])} if line.get("type") == "session_meta" else line for line in lines
+    ]
 
 
 def sub_agents_parent_lost(conversation: SourceConversation) -> SourceConversation:
