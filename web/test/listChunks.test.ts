@@ -4,7 +4,7 @@ import type { Conversation } from "../src/api/types";
 import { chunkDays, chunkItems } from "../src/lib/listChunks";
 import type { ListItem, Session } from "../src/lib/sessions";
 
-const conversation = (id: string): Conversation => ({ id, title: id, created_at: 1, updated_at: 1, origin: null, tags: [] });
+const conversation = (id: string): Conversation => ({ id, title: id, created_at: 1, updated_at: 1, origin: null, tags: [], owner: null });
 const session = (id: string): Session => ({ id, nodes: [{ conversation: conversation(id), subAgents: [] }], sideCalls: [] });
 const number = (count: number) => Array.from({ length: count }, (_, index) => String(index));
 

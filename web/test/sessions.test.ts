@@ -4,7 +4,7 @@ import type { Conversation, Origin } from "../src/api/types";
 import { formatClient, formatProject, groupConversations, type ConversationNode } from "../src/lib/sessions";
 
 const NO_ORIGIN: Origin = { client: null, session: null, project: null, agent: null, parent_agent: null, purpose: null };
-const plain = (id: string): Conversation => ({ id, title: id, created_at: 1, updated_at: 1, origin: null, tags: [] });
+const plain = (id: string): Conversation => ({ id, title: id, created_at: 1, updated_at: 1, origin: null, tags: [], owner: null });
 const sent = (id: string, session: string, origin: Partial<Origin> = {}): Conversation => ({
   ...plain(id),
   origin: { ...NO_ORIGIN, client: "claude-code", session, project: "/home/ann/mill", ...origin },

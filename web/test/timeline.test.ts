@@ -10,6 +10,7 @@ const make = (id: string, updated: number, origin: Partial<Conversation["origin"
   created_at: 1,
   updated_at: updated,
   tags: [],
+  owner: null,
   origin: origin && { client: null, session: null, project: null, agent: null, parent_agent: null, purpose: null, ...origin },
 });
 const NOW = at(2026, 3, 2, 0) / 1_000;

@@ -68,6 +68,7 @@ class Conversation:
     ) -> None:
         self.engine, self.id, self.branch = engine, id, branch
         self.recorder = Recorder(engine, id, branch, lease=lease)
+        self._is_own: bool | None = None
 
     # What a conversation that only records never builds.
 
@@ -211,6 +212,7 @@ class Conversation:
             references: Documents that built-in tools read for this reply (`run_tool`).
             incomplete: Whether the reply was interrupted.
         """
+        await self._take_over()
         stored = await self.recorder.record(
             parse_reply(response), request=request, references=references, incomplete=incomplete
         )
@@ -233,6 +235,7 @@ class Conversation:
         Args:
             request: The request that is about to be sent.
         """
+        await self._take_over()
         entries, recorded = await self.recorder.record_question(request)
         schedule_indexing(self.engine)
         await remember_frequent_documents(self.engine, self.id, self.branch, entries)
@@ -247,6 +250,12 @@ class Conversation:
         rebuilt = await self.prepare()
         return entries, replace(rebuilt, compactions=(*request.compactions, compaction, *rebuilt.compactions))
 
+    async def _take_over(self) -> None:
+        """Makes an agent's conversation Quire's own, which it is once it is continued here."""
+        if self._is_own is None and (await self.engine.store.get_conversation(self.id)).owner is not None:
+            await self.engine.store.take_over(self.id)
+        self._is_own = True
+
     async def plan_compaction(self) -> CompactionPlan | None:
         """What a manual compaction would do now. Changes nothing."""
         return await (await self._assembler.draft_current()).plan_manually()
@@ -259,8 +268,10 @@ class Conversation:
         Args:
             instructions: What the summary must contain.
             trigger: Recorded with the compaction. With `background`, only a branch above
-                `context_background_threshold` is compacted.
+                `context_background_threshold` is compacted, and none of a conversation that an agent owns.
         """
+        if trigger == "background" and (await self.engine.store.get_conversation(self.id)).owner is not None:
+            return None
         try:
             current = await self._assembler.draft_current()
         except ContextOverflow:

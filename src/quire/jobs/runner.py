@@ -32,6 +32,7 @@ from quire.errors import (
 from quire.index.types import IndexedDocument, vault_scope
 from quire.jobs.base import NO_WORK, EngineProvider, Job, JobKind, JobOutcome, log_event
 from quire.llm import Model
+from quire.model import Compaction, Restore
 from quire.model.ids import now
 from quire.store import SqlStore
 from quire.usage.insights import count_usage
@@ -139,6 +140,8 @@ class JobRunner:
         return count
 
     async def _compact(self, job: Job, store: SqlStore) -> JobOutcome:
+        if (await store.get_conversation(job.conversation)).owner is not None:
+            return JobOutcome(await _undo_background_compactions(store, job))
         # The engine for the model of the last reply, because its context window is the one to stay within.
         manifests = await store.list_manifests(job.conversation, branch=job.branch, limit=1)
         engine = self._engines(job.tenant, manifests[-1][1].policy.model if manifests else None)
@@ -151,6 +154,19 @@ class JobRunner:
     async def _find_payer(self, job: Job, store: SqlStore, engine: Engine) -> Engine:
         """The engine whose calls are charged to the API key of the conversation."""
         return engine.with_changes(spending_key=await store.spending.find_key(job.conversation))
+
+
+async def _undo_background_compactions(store: SqlStore, job: Job) -> int:
+    """Undoes the active compactions that an earlier version made in the background of an agent's conversation: they
+    stay in the log, and are no part of what the agent saw."""
+    count = 0
+    while (active := (await store.get_branch(job.conversation, job.branch)).state.active_compaction) is not None:
+        body = (await store.get_entry(job.conversation, active.seq, branch=job.branch)).body
+        if not isinstance(body, Compaction) or body.trigger != "background":
+            break
+        await store.append(job.conversation, Restore(compaction=active.seq), branch=job.branch)
+        count += 1
+    return count
 
 
 class AttemptResult(NamedTuple):

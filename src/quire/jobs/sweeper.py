@@ -37,7 +37,7 @@ class SweepInterval(NamedTuple):
 
 
 SWEEP_INTERVALS = (
-    SweepInterval("minute", 60 * SECOND_MICROSECONDS, backlog=True),
+    SweepInterval("idle_minute", 60 * SECOND_MICROSECONDS, backlog=True),
     SweepInterval("hour", 3_600 * SECOND_MICROSECONDS),
     SweepInterval("day", DAY_MICROSECONDS),
 )
@@ -183,7 +183,7 @@ class Sweeper:
                 active = branch.state.active_compaction
                 covered = active.covers.last if active is not None and active.covers is not None else 0
                 # Entries that no compaction covers, other than the compaction's own. The job itself checks the
-                # threshold, since that needs the window and the model of the last reply.
+                # threshold, since that needs the window and the model of the last reply, and who owns the conversation.
                 if branch.head_seq - covered > 2:
                     jobs.append(Job("compact", tenant, conversation, branch.number))
         if await store.message_index.has_unindexed(conversations=[conversation]):

@@ -24,7 +24,7 @@ from quire.log.tenant_masker import mask_text
 from quire.log.types import MAIN_BRANCH, Branch, ConversationOrigin, ConversationRecord, OriginCount
 from quire.model import CHAIN_ROOT, ActiveCompaction, BranchState, Compaction, apply_entry
 from quire.model.ids import new_id, now
-from quire.rows.conversations import TAGS_KEY, parse_tags
+from quire.rows.conversations import CONTINUED_KEY, OWN_KEYS, TAGS_KEY, parse_tags
 from quire.rows.digests import check_row
 
 TOUCH_INTERVAL_MICROS = 1_000_000
@@ -132,7 +132,8 @@ def _to_conversation(row: Sequence[Any]) -> ConversationRecord:
     conversation, title, created_at, updated_at, metadata, *texts = row
     values = dict(zip(_ORIGIN_COLUMNS, texts, strict=True))
     origin = ConversationOrigin.model_construct(**values) if any(texts) else None
-    return ConversationRecord(conversation, title, created_at, updated_at, origin, parse_tags(metadata))
+    is_continued = metadata is not None and CONTINUED_KEY in json.loads(metadata)
+    return ConversationRecord(conversation, title, created_at, updated_at, origin, parse_tags(metadata), is_continued)
 
 
 def to_branch_row(tenant: str, branch: Branch) -> dict[str, Any]:
@@ -271,13 +272,21 @@ def set_tags(connection: Connection, tenant: str, conversation: str, tags: Itera
 def get_metadata(connection: Connection, tenant: str, conversation: str) -> dict[str, str]:
     """What a client has noted on its conversation, by name."""
     stored = _read_metadata(connection, tenant, conversation)
-    return {name: value for name, value in json.loads(stored or "{}").items() if name != TAGS_KEY}
+    return {name: value for name, value in json.loads(stored or "{}").items() if name not in OWN_KEYS}
 
 
 def set_metadata(connection: Connection, tenant: str, conversation: str, metadata: Mapping[str, str]) -> None:
-    """Replaces a client's notes. The tags stay."""
-    tags = parse_tags(_read_metadata(connection, tenant, conversation, for_update=True))
-    _write_metadata(connection, tenant, conversation, metadata, tags)
+    """Replaces a client's notes. The tags stay, and who owns it."""
+    stored = _read_metadata(connection, tenant, conversation, for_update=True)
+    own = {name: value for name, value in json.loads(stored or "{}").items() if name == CONTINUED_KEY}
+    _write_metadata(connection, tenant, conversation, {**metadata, **own}, parse_tags(stored))
+
+
+def take_over(connection: Connection, tenant: str, conversation: str) -> None:
+    """Records that an agent's conversation is continued in Quire, which owns it from now on."""
+    stored = _read_metadata(connection, tenant, conversation, for_update=True)
+    values = {**json.loads(stored or "{}"), CONTINUED_KEY: ""}
+    _write_metadata(connection, tenant, conversation, values, parse_tags(stored))
 
 
 def _read_metadata(connection: Connection, tenant: str, conversation: str, *, for_update: bool = False) -> str | None:

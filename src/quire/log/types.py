@@ -10,6 +10,7 @@ from quire.db.store_part import EntriesOffloaded
 from quire.model import BranchState, ChainHead, Draft, Entry, Manifest, Span
 from quire.model.base import FrozenModel
 from quire.model.manifest import EncodedManifest
+from quire.rows.boilerplate import AGENTS
 from quire.rows.branches import MAIN_BRANCH as MAIN_BRANCH
 from quire.rows.branches import BranchRange, find_fork_seq, split_ranges
 
@@ -67,6 +68,17 @@ class ConversationRecord(NamedTuple):
     origin: ConversationOrigin | None = None
     """None for a conversation without any of its values."""
     tags: tuple[str, ...] = ()
+    is_continued: bool = False
+    """Whether an agent's conversation was continued in Quire."""
+
+    @property
+    def owner(self) -> str | None:
+        """The program that holds the conversation's context: its client, if that is an agent, or if the conversation
+        was imported. None if Quire does, or a client that only names its session: Quire compacts only those."""
+        client = self.origin.client if self.origin is not None else None
+        if client is None or self.is_continued:
+            return None
+        return client if client in AGENTS or self.id.startswith(f"{client}-") else None
 
     @property
     def is_main(self) -> bool:

@@ -15,6 +15,11 @@ from quire.rows.digests import check_row
 TAGS_KEY = "quire_tags"
 """Key of the tags in a conversation's metadata. It comes last there, so that LIKE can search in the tags alone."""
 
+CONTINUED_KEY = "quire_continued"
+"""Key in the metadata of an agent's conversation that was continued in Quire, with an empty value."""
+OWN_KEYS = (CONTINUED_KEY, TAGS_KEY)
+"""Keys of the metadata that are not a client's."""
+
 MAX_TITLE_CHARS = 80
 """Maximum length of a default title."""
 

@@ -29,10 +29,14 @@ class ConversationSchema(JsonModel):
         description="Client, session and purpose of a conversation that an agent sent; null for any other."
     )
     tags: tuple[str, ...]
+    owner: str | None = Field(
+        description="Agent that holds its context; null once it is continued in Quire. Quire compacts only "
+        "what no agent owns."
+    )
 
     @classmethod
     def from_record(cls, record: ConversationRecord) -> "ConversationSchema":
-        return cls(**record._asdict())
+        return cls(**record._asdict(), owner=record.owner)
 
 
 class BranchSchema(JsonModel):

@@ -280,6 +280,7 @@ class SqlStore(StorePart):
     get_metadata = read(conversations.get_metadata)
     set_metadata = write_conversation(conversations.set_metadata)
     set_tags = write_conversation(conversations.set_tags)
+    take_over = write_conversation(conversations.take_over)
     fill_titles = read(fill_titles)
     sum_tokens = read(reads.sum_tokens)
     list_branches = read(conversations.list_branches)

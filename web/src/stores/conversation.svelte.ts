@@ -55,6 +55,8 @@ export class ConversationStore implements MessageTarget {
   readonly requestTimeline: RequestTimelineStore;
   detail = $state.raw<ConversationDetail | null>(null);
   usage = $state.raw<ContextUsage | null>(null);
+  /** Whether the user chose to continue an agent's conversation here. */
+  continued = $state(false);
   /** Incremented whenever requests or usage may have changed; panels reload on it. */
   version = $state(0);
   notFound = $state<string | null>(null);
@@ -99,6 +101,8 @@ export class ConversationStore implements MessageTarget {
 
   /** Name of the agent whose conversation it is; null for one of this page. */
   client: string | null = $derived(this.detail?.origin ? formatClient(this.detail.origin.client) : null);
+  /** Name of the agent that holds its context; null for one of Quire's own, and once it is continued here. */
+  owner: string | null = $derived(this.detail?.owner && !this.continued ? formatClient(this.detail.owner) : null);
   branches: Branch[] = $derived(this.detail?.branches ?? []);
   branch: Branch | undefined = $derived(this.branches.find((each) => each.number === this.branchRef.branch));
 
@@ -151,12 +155,19 @@ export class ConversationStore implements MessageTarget {
     if (this.#usageTimer) clearTimeout(this.#usageTimer);
     await new Promise<void>((resolve) => {
       this.#usageTimer = setTimeout(async () => {
-        if (!this.#closing.signal.aborted) {
+        // What an agent owns is not measured against a window of Quire's.
+        if (!this.#closing.signal.aborted && !this.owner) {
           this.usage = (await notices.run(() => context.usage(this.branchRef, this.modelChoice))) ?? this.usage;
         }
         resolve();
       }, USAGE_DEBOUNCE_MS);
     });
+  }
+
+  /** Offers the message field and the meter for an agent's conversation. It is Quire's own from the next turn on. */
+  async continueHere(): Promise<void> {
+    this.continued = true;
+    await this.refreshUsage();
   }
 
   /** Loads entries that were appended outside a turn, and the usage. */

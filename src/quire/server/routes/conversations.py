@@ -201,6 +201,7 @@ async def _load_detail(store: SqlStore, caller: Caller, conversation: str) -> Co
     branches = await store.list_branches(conversation)
     return ConversationDetailSchema(
         **record._asdict(),
+        owner=record.owner,
         cost_usd=await store.get_conversation_cost(conversation),
         unpriced_requests=(await store.usage.read_conversation(conversation)).unpriced_requests,
         sub_agents=SubAgentCostSchema.from_cost((await store.usage.read_sub_agents(record)).total),

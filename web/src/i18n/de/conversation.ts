@@ -26,6 +26,8 @@ export const conversation: typeof english = {
   copyResumeCommandDetail: "setzt diese Unterhaltung im Terminal fort",
   copiedResumeCommand: (program: string) => `Kopiert: der Befehl für ${program}.`,
   importConversations: "Unterhaltungen importieren",
+  ownedBy: (agent: string) => `${agent} führt dieses Gespräch. Quire zeichnet es auf und ändert nichts.`,
+  continueHere: "Hier fortsetzen",
   transcript: "Verlauf",
   messages: "Nachrichten",
   newest: "Neueste",

@@ -27,6 +27,8 @@ export const conversation = {
   copyResumeCommandDetail: "continues this conversation in a terminal",
   copiedResumeCommand: (program: string) => `Copied the command for ${program}.`,
   importConversations: "Import conversations",
+  ownedBy: (agent: string) => `${agent} holds this conversation. Quire records it and changes nothing.`,
+  continueHere: "Continue here",
   transcript: "Transcript",
   messages: "Messages",
   newest: "Newest",
