@@ -33,7 +33,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "claude-code/line-before-its-parent": ("messages branches times", "a link to a later line begins a tree"),
     "claude-code/link-to-a-line-never-written": ("messages branches times", "an unknown link begins a tree"),
     "claude-code/links-between-messages": ("messages branches times", "a progress line is no link"),
-    "claude-code/queued-prompts": ("messages times", "a prompt that only the queue has is lost"),
+    "claude-code/queued-prompts": ("messages", "a prompt that only the queue has is lost"),
     "claude-code/turns-that-the-program-made-up": (
         "messages branches requests times", "a progress line is no link; a turn without a model is a request",
     ),
@@ -113,8 +113,9 @@ def read_shape(path: Path, facts: dict[str, Any], folder: Path) -> Reading:
 
 
 def list_shown(reading: Reading) -> list[SourceMessage]:
-    """The path to the message that was read last, of those that a person reads."""
-    path = reading.list_path(next(reversed(reading.messages), None))
+    """The path to the newest message, of those that a person reads."""
+    newest = max(reading.messages.values(), key=lambda each: each.at or 0)
+    path = reading.list_path(newest.id)
     return [each for each in path if reading.describe(each)]
 
 
@@ -152,7 +153,8 @@ def read_compactions(reading: Reading) -> list[dict[str, Any]]:
 
 def read_requests(reading: Reading) -> list[list[Any]]:
     requests: list[list[Any]] = []
-    for usage in (each.usage for each in reading.messages.values() if each.usage is not None):
+    in_order = sorted(reading.messages.values(), key=lambda each: each.at or 0)
+    for usage in (each.usage for each in in_order if each.usage is not None):
         by_model: dict[str | None, list[int]] = {}
         for call in list_billed_calls(usage):
             new = call.input_tokens - call.cache_read_tokens - call.cache_write_tokens
