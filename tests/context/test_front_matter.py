@@ -43,6 +43,15 @@ def test_all_fields_are_read():
     assert FrontMatter.parse(front_matter.canonical_json()) == front_matter
 
 
+def test_names_stay_as_they_are_written():
+    """YAML 1.1 reads some words as booleans, and some numbers in other bases."""
+    written = "---\nname: Off\ndescription: 1:30\naliases: [no, 010, Yes, null]\ntags: on, 1_000\nenabled: off\n---\n"
+    front_matter, _ = parse_front_matter(written)
+    assert (front_matter.name, front_matter.description, front_matter.enabled) == ("Off", "1:30", False)
+    assert (front_matter.aliases, front_matter.tags) == (("no", "010", "Yes"), ("on", "1_000"))
+    assert parse_front_matter("---\nname: true\ntags: 7\n---\n").front_matter == FrontMatter(name="true", tags=("7",))
+
+
 @pytest.mark.parametrize(
     ("text", "body"),
     [

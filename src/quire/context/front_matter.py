@@ -26,7 +26,8 @@ _FRONT_MATTER = re.compile(
     r"\A\ufeff?---[ \t]*\r?\n(.*?)(?:\r?\n)?^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE
 )
 _POSSIBLE_ANCHOR = re.compile(r"(?:^|[\s\[{,:-])[&*][^\s,\]}]", re.MULTILINE)
-_KNOWN_KEYS = frozenset(["name", "description", "include", "priority", "enabled", "aliases", "alias", "tags", "tag"])
+_TEXT_KEYS = ("name", "description", "aliases", "alias", "tags", "tag")
+_KNOWN_KEYS = frozenset([*_TEXT_KEYS, "include", "priority", "enabled"])
 
 
 class FrontMatter(FrozenModel):
@@ -86,9 +87,26 @@ def _parse_fields(text: str) -> tuple[dict[str, object] | None, str]:
         # PyYAML does not catch these: a date of 31 April, a number of 5,000 digits, endless brackets.
         return {}, f"the front matter has a value that cannot be parsed: {_to_single_line(str(error))}"
     if isinstance(loaded, dict):
-        fields = cast("dict[object, object]", loaded)
-        return {replace_lone_surrogates(str(key)): value for key, value in fields.items()}, ""
+        fields = {
+            replace_lone_surrogates(str(key)): value for key, value in cast("dict[object, object]", loaded).items()
+        }
+        values = [fields[key] for key in _TEXT_KEYS if key in fields]
+        if any(isinstance(value, (*_READ_TYPES, list)) for value in values):
+            # YAML 1.1 reads the name `Off` as false and `1:30` as ninety.
+            written = yaml.load(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))
+            fields |= {key: _take_written(fields[key], written[key]) for key in _TEXT_KEYS if key in fields}
+        return fields, ""
     return ({}, "") if loaded is None else (None, "the block between the first two `---` lines is text, not fields")
+
+
+_READ_TYPES = (bool, int, float, date)
+
+
+def _take_written(value: object, written: Any) -> object:
+    """The text of a value that is no text to YAML, as the file has it."""
+    if isinstance(value, list):
+        return [_take_written(*pair) for pair in zip(cast("list[object]", value), written, strict=True)]
+    return written if isinstance(value, _READ_TYPES) else value
 
 
 class _FieldReader:
@@ -131,8 +149,8 @@ class _FieldReader:
 
 
 def _to_line(value: object) -> str:
-    if isinstance(value, (str, int, float, date)):
-        return _to_single_line(str(value))
+    if isinstance(value, str):
+        return _to_single_line(value)
     raise ValueError(f"expected text, not {_type_name(value)}")
 
 
