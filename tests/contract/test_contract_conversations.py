@@ -44,6 +44,20 @@ async def test_a_conversation_is_created_once_and_found_again(store: SqlStore) -
         await store.rename_conversation("chat-2", "x")
 
 
+async def test_several_that_open_a_new_conversation_at_once_get_the_same(store: SqlStore, database_url: str) -> None:
+    async with SqlStore.open(database_url) as other:
+        for number in range(5):
+            opening = [
+                each.open_conversation(f"chat-{number}", Message.system("Be brief.")) for each in (store, other) * 4
+            ]
+            assert len(set(await asyncio.gather(*opening))) == 1
+            assert (await store.get_branch(f"chat-{number}")).head_seq == 1
+        await store.create_conversation("empty")
+        await other.open_conversation("empty", Message.system("Be brief."))
+        assert (await store.get_branch("empty")).head_seq == 1
+    assert len(await store.list_conversations()) == 6
+
+
 @pytest.mark.parametrize("name", ["it's", "'; DROP TABLE quire_branches; --", "\\'", "%%(tenant)s %s", "$$ü\U0001f600"])
 async def test_the_name_of_a_conversation_is_never_a_part_of_a_statement(store: SqlStore, name: str) -> None:
     await store.create_conversation(name)

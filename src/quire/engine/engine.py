@@ -22,6 +22,7 @@ from quire.llm.protocol import DeferredModel, ModelBuilder
 from quire.log import MAIN_BRANCH
 from quire.model import ToolDefinition
 from quire.model.agents import Agent
+from quire.model.ids import new_id
 from quire.settings import Settings
 from quire.settings.schema import EXTRACT_SUMMARIZER
 from quire.store import DEFAULT_TENANT, SqlStore
@@ -114,16 +115,18 @@ class Engine(EngineState):
             id: ID of the conversation, which is created if it does not exist. Default: a new ID.
             branch: Number of the branch.
         """
-        try:
-            record = await self.store.get_conversation(id) if id is not None else await self.store.create_conversation()
-        except ConversationNotFound:
-            record = await self.store.create_conversation(id)
         # A new conversation gets the items with include mode `always`.
         application_tools = [each.item for each in list_application_tools(self.agent)]
-        changes = [change for change in build_initial_changes(self.agent) if change.item not in application_tools]
-        if changes and (await self.store.get_branch(record.id)).head_seq == 0:
-            await self.store.append(record.id, *changes)
-        return Conversation(self, record.id, branch)
+        initial = [change for change in build_initial_changes(self.agent) if change.item not in application_tools]
+        if id is not None:
+            try:
+                await self.store.get_conversation(id)
+                if not initial or (await self.store.get_branch(id)).head_seq > 0:
+                    return Conversation(self, id, branch)
+            except ConversationNotFound:
+                pass
+        opened = await self.store.open_conversation(id or new_id(), *initial)
+        return Conversation(self, opened.id, branch)
 
     async def search(
         self,

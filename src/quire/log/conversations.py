@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Select, bindparam, func, insert, select, upda
 from sqlalchemy.exc import IntegrityError
 
 from quire.db.column_types import is_encrypting
-from quire.db.dialects import sanitize_text, upsert
+from quire.db.dialects import insert_rows, sanitize_text, upsert
 from quire.db.notifications import mark_changed
 from quire.db.raw_sql import execute, fetch
 from quire.db.schema import branches, conversations, uncounted_branches, unindexed_branches
@@ -82,6 +82,18 @@ def create_conversation(
     at = now()
     conversation = ConversationRecord(id or new_id(), mask_text(connection, title), at, at, origin)
     insert_conversation(connection, tenant, conversation)
+    return conversation
+
+
+def get_or_create_conversation(connection: Connection, tenant: str, id: str) -> ConversationRecord:
+    """The conversation of this ID, which is created if it does not exist. Concurrent callers get the same one."""
+    at = now()
+    conversation = ConversationRecord(id, "", at, at)
+    row = to_conversation_row(tenant, conversation)
+    # On PostgreSQL this waits for a concurrent transaction that is inserting it.
+    if not insert_rows(connection, conversations, [row], ignore_existing=True):
+        return get_conversation(connection, tenant, id)
+    insert_branch(connection, tenant, build_main_branch(conversation))
     return conversation
 
 

@@ -78,7 +78,7 @@ from quire.store.archives import Offloading, verify_stored
 from quire.store.backtests import Backtests
 from quire.store.purge import count_value_rows, erase_value, purge_entries, purge_tenant
 from quire.store.tenant_archive import TenantArchive, export_tenant, import_tenant
-from quire.store.turn_records import append_items, record_reply
+from quire.store.turn_records import append_items, open_conversation, record_reply
 from quire.turns.background_responses import BackgroundRequests
 from quire.turns.events import TurnEvents
 from quire.turns.leases import TurnLeases
@@ -270,6 +270,7 @@ class SqlStore(StorePart):
         return self.base.database.get_replica_state()
 
     create_conversation = write(conversations.create_conversation)
+    open_conversation = write(open_conversation)
     get_conversation = read_inline(conversations.get_conversation)
     list_conversations = read(conversations.list_conversations)
     list_conversation_ids = read(conversations.list_conversation_ids)

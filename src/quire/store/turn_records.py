@@ -12,10 +12,16 @@ from quire.db.stored_bytes import allow_past_quota
 from quire.log import ledger
 from quire.log.append import append_entries
 from quire.log.blobs import insert_blobs
-from quire.log.conversations import build_main_branch, to_branch_row, to_conversation_row
+from quire.log.conversations import (
+    build_main_branch,
+    get_or_create_conversation,
+    lock_branch,
+    to_branch_row,
+    to_conversation_row,
+)
 from quire.log.request_bodies import insert_body
 from quire.log.row_digests import ROW_DIGEST, with_row_digest
-from quire.log.types import MAIN_BRANCH, ReplyRecord, TurnLease
+from quire.log.types import MAIN_BRANCH, ConversationRecord, ReplyRecord, TurnLease
 from quire.model import Body, Draft, Entry
 from quire.turns.leases import check_lease
 from quire.usage.rollup import reset_usage
@@ -43,6 +49,17 @@ def append_items(
 
     drafts = [item if isinstance(item, Draft) else Draft(body=item) for item in items]
     return append_entries(connection, tenant, conversation, drafts, branch=branch, after=after, check_turn=check_turn)
+
+
+def open_conversation(connection: Connection, tenant: str, id: str, *initial: Body) -> ConversationRecord:
+    """The conversation of this ID, which is created if it does not exist. Without entries, it begins with `initial`.
+
+    Of concurrent callers one creates it, and the others get the same.
+    """
+    record = get_or_create_conversation(connection, tenant, id)
+    if initial and lock_branch(connection, tenant, id, MAIN_BRANCH).head_seq == 0:
+        append_items(connection, tenant, id, *initial)
+    return record
 
 
 def record_reply(
