@@ -19,6 +19,7 @@ from quire.context.items import ResolvedSessionItem
 from quire.context.vault import Vault
 from quire.engine import Document, Request
 from quire.engine.agent_loop import TurnResult
+from quire.engine.message_input import MessageInput
 from quire.engine.search import EVERY_MESSAGE, MessageFilter, MessageSearchResult
 from quire.engine.vault_index import IndexProgress
 from quire.errors import InvalidRequest
@@ -27,7 +28,7 @@ from quire.llm import Model
 from quire.llm.embeddings import Embedder
 from quire.llm.protocol import ModelBuilder
 from quire.log import MAIN_BRANCH
-from quire.model import ContextItem, Decision, Entry, Manifest, Message, ToolCallPart, ToolDefinition, Topic
+from quire.model import ContextItem, Decision, Entry, Manifest, ToolCallPart, ToolDefinition, Topic
 from quire.model.agents import Agent
 from quire.model.context_events import ContextEvent
 from quire.model.entry_metadata import DocumentReference
@@ -143,7 +144,7 @@ class SyncConversation:
 
     def send(
         self,
-        message: Message | str | None = None,
+        message: MessageInput | None = None,
         *,
         tools: "Sequence[FunctionTool | Callable[..., Any]]" = (),
         approve: "ApprovalFunction | None" = None,
@@ -161,7 +162,7 @@ class SyncConversation:
 
     def stream(
         self,
-        message: Message | str | None = None,
+        message: MessageInput | None = None,
         *,
         tools: "Sequence[FunctionTool | Callable[..., Any]]" = (),
         approve: "ApprovalFunction | None" = None,
@@ -199,11 +200,11 @@ class SyncConversation:
     def cost(self) -> float:
         return self._loop.run(self._conversation.cost())
 
-    def append(self, *messages: Message | str, after: bytes | None = None) -> list[Entry]:
+    def append(self, *messages: MessageInput, after: bytes | None = None) -> list[Entry]:
         return self._loop.run(self._conversation.append(*messages, after=after))
 
     def prepare(
-        self, message: Message | str | Sequence[Message | str] | None = None, *, documents: Sequence[Document] = ()
+        self, message: MessageInput | Sequence[MessageInput] | None = None, *, documents: Sequence[Document] = ()
     ) -> Request:
         self._request = self._loop.run(self._conversation.prepare(message, documents=documents))
         return self._request
@@ -266,7 +267,7 @@ class SyncConversation:
         self._references.extend(outcome.references)
         return outcome
 
-    def preview(self, message: Message | str = "") -> Manifest:
+    def preview(self, message: MessageInput = "") -> Manifest:
         return self._loop.run(self._conversation.preview(message))
 
     def drop(self, seq: int, *, reason: str | None = None, now: bool = False) -> None:

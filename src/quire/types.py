@@ -7,6 +7,7 @@ from quire.compaction.execution import CompactionTrigger
 from quire.compaction.summarizer import Summarizer
 from quire.context.items import ResolvedSessionItem
 from quire.context.vault import Vault
+from quire.engine.message_input import MessageInput
 from quire.engine.runtime import CompactionHooks
 from quire.engine.search import MessageHit, MessageSearchResult
 from quire.engine.vault_index import IndexProgress
@@ -49,8 +50,9 @@ __all__ = [
     "CompactionHooks", "CompactionPlan", "CompactionTrigger", "ContextChange", "ContextEpoch", "ContextItem",
     "DocumentReference", "Drop",
     "Embedder", "EntryMetadata", "FunctionTool", "IncludeMode", "IndexProgress", "ManifestChange", "MessageBatch",
-    "MessageHit", "MessageSearchResult", "Model", "ModelBuilder", "ModelChunk", "Pin", "Policy", "Priority",
-    "PriorityClass", "Prompt", "Replay", "Reply", "ResolvedSessionItem", "Restore", "SearchOrder", "Slot",
+    "MessageHit", "MessageInput", "MessageSearchResult", "Model", "ModelBuilder", "ModelChunk", "Pin",
+    "Policy", "Priority", "PriorityClass", "Prompt", "Replay", "Reply", "ResolvedSessionItem", "Restore",
+    "SearchOrder", "Slot",
     "Summarizer", "TextDelta", "ThinkingDelta", "TokenCount", "ToolCallDelta", "ToolOutcome", "ToolResultContent",
     "Topic", "TopicIndex", "TurnEndReason", "Undrop", "Unpin", "UsageReport", "Vault",
 ]  # fmt: skip

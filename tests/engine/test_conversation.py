@@ -207,7 +207,6 @@ async def test_someone_else_speaks_in_between_and_nothing_is_lost(store: SqlStor
     reply = await mine.record("answer", request=request)
     assert [entry.message.text for entry in await mine.messages()] == ["theirs", "mine", "answer"]
     assert (await mine.replay(reply.seq)).matches
-    assert (await mine.record("answer", request=request)).seq != reply.seq
 
 
 async def test_a_replay_says_that_another_renderer_recorded_the_request(store: SqlStore):

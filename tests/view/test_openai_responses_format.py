@@ -16,7 +16,7 @@ from view_builders import make_message_counter
 from infra.builders import make_entries
 from infra.strategies import histories, messages, texts
 from payload_oracle import count_payload
-from quire.engine.request import parse_reply
+from quire.engine.message_input import parse_reply
 from quire.errors import InvalidEntry
 from quire.model import (
     FilePart,

@@ -6,6 +6,8 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from threading import Event, Thread
 from typing import Any, TypeVar
 
+from quire.errors import StoreUnavailable
+
 T = TypeVar("T")
 
 
@@ -18,6 +20,9 @@ class EventLoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self.loop.is_closed():
+            coroutine.close()
+            raise StoreUnavailable("The store is closed; open it again.")
         return run_on_loop(self.loop, coroutine)
 
     def stop(self) -> None:

@@ -27,6 +27,7 @@ from quire.db.database import (
 from quire.db.database_url import create_private_files
 from quire.db.notifications import ConversationKey, Notifications, take_changes
 from quire.db.raw_sql import execute_text, fetch, get_driver
+from quire.errors import StoreUnavailable
 
 BUSY_TIMEOUT_SECONDS = 60
 """Maximum wait for the write lock of another process."""
@@ -62,6 +63,7 @@ class SqliteDatabase:
         self._write_connection: Connection | None = None
         """Of the write thread, which opens it. One from the pool for each write would take a fifth of an append."""
         self._needs_checkpoint = False
+        self._is_closed = False
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="quire-write")
         self._read_threads = (
             self._write_thread
@@ -96,6 +98,7 @@ class SqliteDatabase:
         return database
 
     async def read(self, work: Work[T], options: TransactionOptions) -> T:
+        self._check_open()
         if options.inline and self._inline_engine is not None:
             # Without a transaction: each statement sees what is committed when it starts.
             try:
@@ -119,6 +122,7 @@ class SqliteDatabase:
 
     async def write(self, work: Work[T], options: TransactionOptions) -> T:
         del options
+        self._check_open()
 
         def run() -> tuple[T, set[ConversationKey]]:
             with map_database_errors():
@@ -190,12 +194,17 @@ class SqliteDatabase:
             self._needs_checkpoint = False
         return is_complete
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreUnavailable("The store is closed; open it again.")
+
     def _open_write_connection(self) -> Connection:
         if self._write_connection is None:
             self._write_connection = self._writer.connect()
         return self._write_connection
 
     async def close(self) -> None:
+        self._is_closed = True
         for threads in {self._write_thread, self._read_threads}:
             await asyncio.to_thread(threads.shutdown)
         for connection in (self._inline_connection, self._write_connection):

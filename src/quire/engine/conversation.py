@@ -1,6 +1,6 @@
 """`Conversation`: append messages, prepare requests that fit the window, record replies, compact, explain."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,10 @@ from quire.engine.compactor import Compactor
 from quire.engine.context_gatherer import ContextGatherer, SessionItems
 from quire.engine.memory_writer import remember_frequent_documents
 from quire.engine.message_index import index_messages, schedule_indexing
+from quire.engine.message_input import MessageInput, parse_message_list, parse_messages, parse_question, parse_reply
 from quire.engine.recall import Recall
 from quire.engine.recorder import Recorder
-from quire.engine.request import Document, PendingMessage, Request, parse_reply, to_message
+from quire.engine.request import Document, PendingMessage, Request
 from quire.engine.request_builder import RequestBuilder
 from quire.engine.search import EVERY_MESSAGE, MessageFilter, MessageSearchResult, search_messages
 from quire.engine.spending import check_spend_cap
@@ -95,7 +96,7 @@ class Conversation:
 
     async def send(
         self,
-        message: Message | str | None = None,
+        message: MessageInput | None = None,
         *,
         tools: "Sequence[FunctionTool | Callable[..., Any]]" = (),
         approve: "ApprovalFunction | None" = None,
@@ -107,7 +108,8 @@ class Conversation:
         until a reply calls none. If `max_steps` or `max_cost` ends it earlier, `reason` of the result says so.
 
         Args:
-            message: The question. Without one, the turn continues from the log as it is.
+            message: The question, as text, `Message`, or a dict as in a provider's API. Without one, the turn continues
+                from the log as it is.
             tools: Functions, plain or made with `quire.tool`.
             approve: Called with each call that needs approval. Returns True to run it, False or
                 `quire.Deny(reason)` to deny it. Without it, such calls are denied.
@@ -122,7 +124,7 @@ class Conversation:
 
     def stream(
         self,
-        message: Message | str | None = None,
+        message: MessageInput | None = None,
         *,
         tools: "Sequence[FunctionTool | Callable[..., Any]]" = (),
         approve: "ApprovalFunction | None" = None,
@@ -144,7 +146,7 @@ class Conversation:
         return stream_turn(
             partial(self._for_turn, functions),
             self.engine,
-            message,
+            parse_question(message) if message is not None else None,
             functions=functions,
             approve=approve,
             max_steps=max_steps,
@@ -162,18 +164,19 @@ class Conversation:
             engine = engine.with_changes(summarizer=model)
         return Conversation(engine, self.id, self.branch)
 
-    async def append(self, *messages: Message | str, after: bytes | None = None) -> list[Entry]:
+    async def append(self, *messages: MessageInput, after: bytes | None = None) -> list[Entry]:
         """Stores messages with their token counts, without a model call.
 
         Args:
-            messages: Messages in their order. A text is a message of the user.
+            messages: Messages in their order: `Message`, or dicts as in a provider's API. A text is a message of the
+                user.
             after: Path of the head that the caller read. If the branch has moved on, `StaleHead` is raised
                 (optimistic concurrency).
         """
-        return await self.recorder.append(*map(to_message, messages), after=after)
+        return await self.recorder.append(*parse_message_list(messages), after=after)
 
     async def prepare(
-        self, message: Message | str | Sequence[Message | str] | None = None, *, documents: Sequence[Document] = ()
+        self, message: MessageInput | Sequence[MessageInput] | None = None, *, documents: Sequence[Document] = ()
     ) -> Request:
         """Builds the request that sends `message`, or that continues from the log as it is.
 
@@ -182,16 +185,17 @@ class Conversation:
         such as tool results, is stored at once, because results belong to the call before them.
 
         Args:
-            message: The question, or several messages such as tool results. Without one, the request continues from
-                the log as it is.
+            message: The question, as text, `Message`, or a dict as in a provider's API, or a list of several messages
+                such as tool results. Without one, the request continues from the log as it is.
             documents: Documents for this request, in the tokens that the rest leaves free.
         """
+        messages = parse_message_list(message) if message is not None else []
         await check_spend_cap(self.engine, self.id)
         pending: tuple[PendingMessage, ...] = ()
-        if isinstance(message, Message | str):
-            pending = (PendingMessage(to_message(message)),)
-        elif message:
-            await self.append(*message)
+        if len(messages) == 1 and isinstance(message, Message | str | Mapping):
+            pending = (PendingMessage(messages[0]),)
+        elif messages:
+            await self.recorder.append(*messages)
         return await self.request_builder.build(pending, documents)
 
     async def record(
@@ -207,7 +211,7 @@ class Conversation:
         A reply that calls no tools ends its turn: it gets the references and totals of all steps.
 
         Args:
-            response: An OpenAI or Anthropic response as an object or a dict, a `Message`, or plain text.
+            response: An OpenAI or Anthropic response as an object or a dict, a message of the assistant, or plain text.
             request: The request that it answers.
             references: Documents that built-in tools read for this reply (`run_tool`).
             incomplete: Whether the reply was interrupted.
@@ -385,13 +389,14 @@ class Conversation:
         )
         return ToolOutcome(Message.tool(call.id, result.text, is_error=result.is_error), result.references)
 
-    async def preview(self, message: Message | str = "") -> Manifest:
+    async def preview(self, message: MessageInput = "") -> Manifest:
         """The manifest that a request with this message would have now. Changes nothing.
 
         Args:
             message: The message that it would send.
         """
-        return (await self._assembler.assemble((PendingMessage(to_message(message)),))).assembly.manifest
+        pending = [PendingMessage(each) for each in parse_messages(message)]
+        return (await self._assembler.assemble(pending)).assembly.manifest
 
     async def suggest(self) -> "ContextSuggestion | None":
         """A change of the context that the turn before suggests: an item that its question names and the request

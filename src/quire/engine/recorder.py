@@ -184,9 +184,11 @@ class Recorder:
                 self.conversation, *drafts, branch=self.branch, after=request.after, lease=lease
             )
         except StaleHead:
+            request.check_unrecorded()
             stored = await store.append(self.conversation, *drafts, branch=self.branch, lease=lease)
+        request.stored.extend(stored)
         assembly = request.assembly.with_record(question_span=Span(first=stored[0].seq, last=stored[-1].seq))
-        return stored, replace(request, pending=(), after=stored[-1].path, assembly=assembly, branch=None)
+        return stored, replace(request, pending=(), after=stored[-1].path, assembly=assembly, branch=None, stored=[])
 
     async def record_reply(
         self,
@@ -253,8 +255,10 @@ class Recorder:
         except StaleHead:
             if request.strict_head:
                 raise
+            request.check_unrecorded()
             # A concurrent append moved the head: record the reply after it, so that nothing is lost.
             stored = await store.record_reply(self.conversation, record, branch=self.branch)
+        request.stored.extend(stored)
         if body is not None and content is not None and len(content) <= sent_bodies.maxsize:
             sent_bodies[self.conversation] = SentBody(
                 (stored[-1].branch, stored[-1].seq),

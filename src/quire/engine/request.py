@@ -1,17 +1,17 @@
 """`Request`: the payload for a model client, and what is needed to record the reply."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from quire.access.spending import SpendReservation
 from quire.context.tools import ToolSet
+from quire.errors import InvalidRequest
 from quire.log import Blob, Branch, ConversationRecord
-from quire.model import Entry, Manifest, Message, WireFormatName
+from quire.model import Entry, Manifest, Message
 from quire.model.entries import referenced_blobs
 from quire.model.entry_metadata import DocumentReference
 from quire.view.assembly import Assembly
-from quire.wire import BlobLoader, Reply, wire_format_for
+from quire.wire import BlobLoader
 from quire.wire.labels import LABEL_PREFIX
 
 
@@ -73,6 +73,16 @@ class Request:
     """The estimated cost that is reserved under a spend cap."""
     body: bytes | None = None
     """The body as it is sent upstream, where Quire forwards it."""
+    stored: list[Entry] = field(default_factory=list[Entry], compare=False, repr=False)
+    """What was recorded of this request."""
+
+    def check_unrecorded(self) -> None:
+        """Raises `InvalidRequest` if the request was recorded: after other entries, its question would be repeated."""
+        if self.stored:
+            raise InvalidRequest(
+                f"This request was recorded already, from #{self.stored[0].seq} on, and other entries follow; prepare "
+                "another one, or pass the request that `record_question` returned."
+            )
 
     @property
     def manifest(self) -> Manifest:
@@ -116,20 +126,3 @@ class Request:
             "messages", max_tokens=max_tokens or max(1, reserved), load_blob=self.load_blob
         )
         return payload | options
-
-
-def to_message(message: Message | str) -> Message:
-    return Message.user(message) if isinstance(message, str) else message
-
-
-def parse_reply(response: object) -> Reply:
-    """Parses a reply: a provider's response, as an object or a dict, a `Message`, or plain text."""
-    if isinstance(response, str):
-        return Reply(Message.assistant(response), None, None)
-    if isinstance(response, Reply):
-        return response
-    if isinstance(response, Message):
-        return Reply(response, None, None)
-    fields = cast(Mapping[str, Any], response if isinstance(response, Mapping) else vars(response))
-    name: WireFormatName = "chat" if "choices" in fields else "responses" if "output" in fields else "messages"
-    return wire_format_for(name).parse_reply(cast(object, response))
