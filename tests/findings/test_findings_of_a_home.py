@@ -15,7 +15,7 @@ from infra.agent_homes import PLANTED_KINDS, ClaudeSession, plant, write_clean_s
 from infra.recorded_files import copy_recorded
 from infra.sizes import IS_FULL_SIZE
 from quire.cli.app import app
-from quire.concurrency import worker_threads
+from quire.engine import file_import
 
 PLANTED_OF_A_KIND = 6
 CLEAN_SESSIONS = 1_000 if IS_FULL_SIZE else 60
@@ -192,7 +192,7 @@ def test_days_are_not_expensive_because_all_are_from_then_on(agent_home: Path):
 
 def test_a_busy_machine_may_read_for_as_long_as_it_takes(agent_home: Path, monkeypatch: pytest.MonkeyPatch):
     # A server stops long work after this time; with none of it, it would stop at once.
-    monkeypatch.setattr(worker_threads, "MAX_WORK_SECONDS", 0.0)
+    monkeypatch.setattr(file_import, "MAX_WORK_SECONDS", 0.0)
     for number in range(10):
         write_clean_session(agent_home / ".claude" / "projects", number, messages=40)
     assert scan()["conversations"] == 10

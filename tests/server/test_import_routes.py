@@ -2,7 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import httpx2
 import pytest
 
 from quire.engine.file_import import import_files
+from quire.importers.registry import SOURCES
 from quire.server import import_jobs, limits
 from quire.server.state import ServerState
 from quire.store import SqlStore
@@ -93,6 +96,55 @@ async def test_one_import_of_a_tenant_runs_at_a_time(
     assert second.status_code == 409
     release.set()
     assert (await wait_until_done(client, first.json()["id"]))["status"] == "done"
+
+
+class _SlowSource:
+    """A file that is read until it is released, as one is that someone made for it."""
+
+    name, title, is_experimental, not_stored = "slow", "Slow", False, ()
+
+    def __init__(self) -> None:
+        self.started, self.release = threading.Event(), threading.Event()
+
+    def read(self, path: Path, *, since: int | None = None) -> Iterator[Any]:
+        try:
+            self._wait()
+        except Exception:  # noqa: BLE001 (readers take many errors for errors of the file)
+            self._wait()
+        yield from ()
+
+    def _wait(self) -> None:
+        while not self.release.is_set():
+            self.started.set()
+            time.sleep(0.001)
+
+
+async def test_an_import_waits_for_no_other_tenants_import(
+    client: httpx2.AsyncClient, other_tenant_client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+):
+    slow = _SlowSource()
+    monkeypatch.setitem(SOURCES, slow.name, slow)
+    job = (await client.post("/api/imports", params=UPLOAD | {"source": "slow"}, content=b"{}")).json()["id"]
+    assert await asyncio.to_thread(slow.started.wait, 10)
+    try:
+        assert (await upload(other_tenant_client, TRANSCRIPT.read_bytes()))["status"] == "done"
+    finally:
+        slow.release.set()
+    assert (await wait_until_done(client, job))["status"] == "done"
+
+
+async def test_a_shutdown_ends_an_import_whose_file_is_being_read(
+    client: httpx2.AsyncClient, server_state: ServerState, monkeypatch: pytest.MonkeyPatch
+):
+    slow = _SlowSource()
+    monkeypatch.setitem(SOURCES, slow.name, slow)
+    await client.post("/api/imports", params=UPLOAD | {"source": "slow"}, content=b"{}")
+    assert await asyncio.to_thread(slow.started.wait, 10)
+    try:
+        async with asyncio.timeout(10):
+            await server_state.imports.stop_all()
+    finally:
+        slow.release.set()
 
 
 async def test_a_shutdown_ends_an_import_and_deletes_its_file(

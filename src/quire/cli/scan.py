@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 MAX_ROWS = 3
 """Agents, projects, models, and pieces of evidence of a finding that are printed; `--json` lists more."""
 MAX_DAYS = 30
+MAX_PRINTED_ERRORS = 20
 BARS = "▁▂▃▄▅▆▇█"
 WIDE_COLUMNS = 90
 """Width from which agents, projects and models are next to each other."""
@@ -67,6 +68,7 @@ async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = 
         select_changed,
         split_newest,
     )
+    from quire.importers.base import SourceError
     from quire.schemas.findings import ScanReportSchema
     from quire.usage.insights import count_usage
 
@@ -78,13 +80,14 @@ async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = 
         database = resolve_database_url(load_cli_settings(overrides).settings).removeprefix("sqlite:///")
         print_note(format_plan(found, changed, database))
         newest, others = split_newest(changed)
-        total, failed = sum(len(each.files) for each in changed), 0
+        total, failed, errors = sum(len(each.files) for each in changed), 0, list[SourceError]()
         with show_progress("Reading") as bar:
             for part, before in ((newest, 0), (others, sum(len(each.files) for each in newest))):
                 report = await import_sources(
                     engine, part, options, on_progress=lambda _, files, before=before: bar.update(before + files, total)
                 )
                 failed += report.error_count
+                errors += report.errors
                 is_long = sum(each.size for each in others) > FIRST_BYTES
                 if part is newest and is_long and not is_final_only:
                     bar.close()
@@ -95,7 +98,11 @@ async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = 
             await count_usage(engine.store.usage)
             findings = await read_findings(engine.store, found)
     if failed:
-        print_note(f"{pluralize(failed, 'item')} could not be read; `quire import SOURCE` lists them.")
+        print_note(f"{pluralize(failed, 'item')} could not be read:")
+        for error in errors[:MAX_PRINTED_ERRORS]:
+            print_note(f"  {error.item}: {error.reason}")
+        if failed > MAX_PRINTED_ERRORS:
+            print_note(f"  and {failed - MAX_PRINTED_ERRORS:,} more; `quire import SOURCE` lists them.")
     return ScanReportSchema.from_report(findings)
 
 

@@ -3,7 +3,8 @@
 On the event loop such work would delay every request. In a thread it delays only its own caller's: Python runs one
 thread at a time, so there are few threads, and each owner of work (a tenant) has at most one job in them. Long jobs of
 all owners together have one thread, in the order of their arrival, so that a short one never waits for them. A long job
-ends at a deadline. In a server, long jobs that can be pickled run in a process instead (`use_worker_process`).
+ends at a deadline. In a server, long jobs that can be pickled run in a process instead (`use_worker_process`). Imports
+have threads of their own, because reading a file may take as long as whoever made it wants.
 """
 
 import asyncio
@@ -37,12 +38,17 @@ MAX_METERED_OWNERS = 10_000
 """Maximum owners whose use is measured, evicted least recently used first."""
 WORKER_THREADS = 2
 """Threads for the work of all owners. Long jobs use at most one of them."""
+IMPORT_THREADS = 4
+"""Threads that read files, one for each import that runs."""
+_STOP_SECONDS = 0.1
+"""Seconds between two attempts to stop a job."""
 
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 
 _work_owner: ContextVar[str] = ContextVar("work_owner", default="")
 _executor = ThreadPoolExecutor(WORKER_THREADS, thread_name_prefix="quire-worker")
+_import_executor = ThreadPoolExecutor(IMPORT_THREADS, thread_name_prefix="quire-import")
 _locks: WeakValueDictionary[tuple[int, str | None], asyncio.Lock] = WeakValueDictionary()
 """Locks of each event loop by owner, and by None the one of long jobs."""
 
@@ -165,9 +171,30 @@ async def run_in_worker(function: Callable[_Params, _Result], *args: _Params.arg
         return await _run_in_thread(partial(function, *args, **kwargs))
 
 
-async def _run_in_thread(function: Callable[[], _Result]) -> _Result:
-    """A cancelled caller waits for the end of its thread: otherwise a client that disconnects again and again would
-    occupy all threads."""
+async def run_import(function: Callable[[], _Result], *, timeout_seconds: float | None) -> _Result:
+    """Calls a function that reads files, in a thread beside all other work.
+
+    Raises `WorkTimeout` if it takes longer. A cancelled caller stops it.
+    """
+    loop, job = asyncio.get_running_loop(), _LongJob(function)
+    timer = loop.call_later(timeout_seconds, job.stop) if timeout_seconds is not None else None
+    future = loop.run_in_executor(_import_executor, _measure_work(job.run))
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        while not future.done():
+            # Again and again: a reader may take the error for one of its file, and go on with the next.
+            job.stop()
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([future], timeout=_STOP_SECONDS)
+        raise
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+def _measure_work(function: Callable[[], _Result]) -> Callable[[], _Result]:
+    """The function, whose CPU time counts as the current owner's."""
     owner = _work_owner.get()
 
     def run() -> _Result:
@@ -177,7 +204,13 @@ async def _run_in_thread(function: Callable[[], _Result]) -> _Result:
         finally:
             work_meter.add(owner, time.thread_time() - started)
 
-    future = asyncio.get_running_loop().run_in_executor(_executor, run)
+    return run
+
+
+async def _run_in_thread(function: Callable[[], _Result]) -> _Result:
+    """A cancelled caller waits for the end of its thread: otherwise a client that disconnects again and again would
+    occupy all threads."""
+    future = asyncio.get_running_loop().run_in_executor(_executor, _measure_work(function))
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:

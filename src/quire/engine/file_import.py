@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quire.concurrency.processes import exit_with_parent, get_spawn_context
-from quire.concurrency.worker_threads import run_in_worker, run_sized
+from quire.concurrency.worker_threads import MAX_WORK_SECONDS, run_import
 from quire.db.dialects import sanitize_text
 from quire.engine.message_index import schedule_indexing
 from quire.engine.recorded_session import RecordedSession
@@ -290,10 +290,9 @@ async def import_files(
     writer = _BatchWriter(engine.store, source.name, options, report)
     batches = read_in_processes(source, files, options)
 
-    def read_next() -> "asyncio.Future[ReadBatch | None]":
-        if options.has_deadline:
-            return asyncio.ensure_future(run_sized(MAX_BATCH_BYTES, next, batches, None))
-        return asyncio.ensure_future(run_in_worker(next, batches, None))
+    def read_next() -> "asyncio.Task[ReadBatch | None]":
+        seconds = MAX_WORK_SECONDS if options.has_deadline else None
+        return asyncio.create_task(run_import(lambda: next(batches, None), timeout_seconds=seconds))
 
     reading = read_next()
     try:
@@ -305,6 +304,7 @@ async def import_files(
             if on_progress is not None:
                 on_progress(report)
     finally:
+        reading.cancel()
         await asyncio.wait([reading])
     return report
 

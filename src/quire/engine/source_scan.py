@@ -12,7 +12,7 @@ from quire.engine.file_import import ImportOptions, ImportReport, import_files
 from quire.engine.state import EngineState
 from quire.errors import QuireError
 from quire.findings.report import ExpiringFile, FindingsReport, build_report
-from quire.importers.base import FileWatcher, Source, get_fingerprint
+from quire.importers.base import FileWatcher, Source, SourceError, get_fingerprint
 from quire.importers.registry import SOURCES
 from quire.importers.retention import find_deletions
 from quire.log.observations import FileVersion, make_file_key
@@ -117,7 +117,7 @@ async def import_sources(
         total.known_messages += done.known_messages
         total.live_conversations += done.live_conversations
         for error in done.errors:
-            total.add_error(error)
+            total.add_error(SourceError.of(f"{each.source.title}: {error.item}", error.reason))
         total.error_count += done.error_count - len(done.errors)
     return total
 

@@ -7,13 +7,14 @@ a `SourceError`, and the items after it are read.
 import json
 import re
 import sqlite3
+import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from importlib import import_module
-from itertools import count
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from stat import S_ISREG
+from typing import IO, Any, NamedTuple, ParamSpec, TypeVar
 
 from pydantic_core import from_json
 
@@ -21,6 +22,9 @@ from quire.importers.base import SourceError
 from quire.model.base import replace_lone_surrogates
 from quire.model.json_values import is_object
 from quire.wire.json_limits import exceeds_json_limit
+
+_Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
 
 MAX_LINE_BYTES = 64_000_000
 """Maximum length of one line. A longer one is skipped without being loaded."""
@@ -46,11 +50,28 @@ _OTHER_ENCODINGS = (b"\xff\xfe", b"\xfe\xff", b"\x00")
 
 MAX_CELL_BYTES = MAX_LINE_BYTES
 """Maximum size of one value of a database."""
-MAX_QUERY_STEPS = 2_000_000_000
-"""Maximum steps of SQLite's virtual machine for one database: minutes of work, and no query without end."""
 MAX_TABLES = 1_000
 """Tables of a database that are looked at."""
-_PROGRESS_STEPS = 1_000_000
+MAX_QUERY_SECONDS = 5.0
+"""Maximum seconds that SQLite takes for all queries of a database, and one more for each `QUERY_BYTES_PER_SECOND` on
+the disk: the pages of a broken one may lead to each other without end."""
+QUERY_BYTES_PER_SECOND = 2_000_000
+_PROGRESS_STEPS = 10_000
+"""Steps of SQLite's virtual machine between two looks at the clock. No step is long: no function is run."""
+_SQLITE_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: MAX_CELL_BYTES,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 1_000_000,
+    sqlite3.SQLITE_LIMIT_COLUMN: 500,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 10,
+    sqlite3.SQLITE_LIMIT_VDBE_OP: 100_000,
+    sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 10,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
+    sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
+}
+_SQLITE_FUNCTIONS = ("min", "max")
+"""Functions that our own queries call."""
 SQLITE_HEADER = b"SQLite format 3\x00"
 
 
@@ -261,23 +282,61 @@ class _Scanner:
 class SqliteReader:
     """A database of another program, open for reading. The program may be using it, or anyone may have made it.
 
-    Only ordinary tables are read, since a view can run any query.
+    Only what is stored in ordinary tables is read. A view or a computed column would run an expression of whoever made
+    the database, and one step of it may take forever, which nothing can interrupt.
     """
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: sqlite3.Connection, *, size: int, seconds: float) -> None:
+        self._connection, self._size, self._seconds = connection, size, seconds
+        self._stops_at = time.monotonic() + self._seconds
+        connection.set_progress_handler(lambda: time.monotonic() > self._stops_at, _PROGRESS_STEPS)
+        connection.execute("PRAGMA trusted_schema = OFF")
         rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%'")
-        self._tables = frozenset(name for (name,) in rows.fetchmany(MAX_TABLES))
+        names = [name for (name,) in rows.fetchmany(MAX_TABLES)]
+        is_computed = "SELECT count(*) FROM pragma_table_xinfo(?) WHERE hidden > 0"
+        self._computed = frozenset(each for each in names if connection.execute(is_computed, (each,)).fetchone()[0])
+        self._tables = frozenset(names) - self._computed
+        connection.set_authorizer(self._authorize)
+
+    def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
+        match action:
+            case sqlite3.SQLITE_READ:
+                is_allowed = first in self._tables
+            case sqlite3.SQLITE_FUNCTION:
+                is_allowed = second in _SQLITE_FUNCTIONS
+            case _:
+                is_allowed = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_RECURSIVE)
+        return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
 
     def has_tables(self, *names: str) -> bool:
+        """Raises `sqlite3.DatabaseError` if one of them has a computed column."""
+        if computed := self._computed.intersection(names):
+            raise sqlite3.DatabaseError(f"the table {min(computed)!r} has computed columns, which are not read")
         return self._tables.issuperset(names)
 
     def query(self, sql: str, parameters: tuple[object, ...] = ()) -> Iterator[dict[str, Any]]:
-        """Rows as dicts, read one at a time."""
-        with closing(self._connection.execute(sql, parameters)) as cursor:
+        """Rows as dicts, read one at a time. They have no more text than the database has bytes."""
+        remaining = self._size
+        with closing(self._time(self._connection.execute, sql, parameters)) as cursor:
             names = [column[0] for column in cursor.description]
-            for row in cursor:
+            while (row := self._time(cursor.fetchone)) is not None:
+                remaining -= sum([len(value) for value in row if isinstance(value, str | bytes)])
+                if remaining < 0:
+                    raise sqlite3.DatabaseError("it is damaged: its pages are read several times")
                 yield dict(zip(names, row, strict=True))
+
+    def _time(self, call: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
+        """Calls SQLite within the time that is left."""
+        started_at = time.monotonic()
+        self._stops_at = started_at + self._seconds
+        try:
+            return call(*args, **kwargs)
+        except sqlite3.OperationalError as error:
+            if time.monotonic() > self._stops_at:
+                raise sqlite3.OperationalError("reading it takes too long for its size") from error
+            raise
+        finally:
+            self._seconds -= time.monotonic() - started_at
 
 
 @contextmanager
@@ -286,15 +345,23 @@ def open_sqlite(path: Path) -> Generator[SqliteReader]:
     with path.open("rb") as stream:
         if stream.read(len(SQLITE_HEADER)) != SQLITE_HEADER:
             raise sqlite3.DatabaseError("it is not a SQLite database")
+    size, seconds = 0, MAX_QUERY_SECONDS
+    for file in (path, *(path.with_name(f"{path.name}-{suffix}") for suffix in ("wal", "journal", "shm"))):
+        with suppress(FileNotFoundError):
+            status = file.stat()
+            if not S_ISREG(status.st_mode):
+                raise OSError(f"{file.name} is not an ordinary file")
+            size += status.st_size
+            # The holes of a sparse file take no blocks.
+            stored = min(status.st_size, getattr(status, "st_blocks", status.st_size) * 512)
+            seconds += stored / QUERY_BYTES_PER_SECOND
     with closing(
         sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, check_same_thread=False)
     ) as connection:
         connection.text_factory = partial(str, encoding="utf-8", errors="replace")
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_CELL_BYTES)
-        connection.execute("PRAGMA trusted_schema = OFF")
-        steps = count(_PROGRESS_STEPS, _PROGRESS_STEPS)
-        connection.set_progress_handler(lambda: next(steps) > MAX_QUERY_STEPS, _PROGRESS_STEPS)
-        yield SqliteReader(connection)
+        for category, limit in _SQLITE_LIMITS.items():
+            connection.setlimit(category, limit)
+        yield SqliteReader(connection, size=size, seconds=seconds)
 
 
 MAX_JSON_FILE_BYTES = MAX_VALUE_BYTES

@@ -11,6 +11,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from quire.concurrency.worker_threads import IMPORT_THREADS
 from quire.engine import Engine
 from quire.engine.file_import import ImportOptions, ImportReport, import_files
 from quire.errors import Conflict, NotFound, QuireError, TooManyRequests
@@ -20,7 +21,7 @@ from quire.schemas.imports import ImportJobSchema, ImportStatus
 
 _log = logging.getLogger(__name__)
 
-MAX_RUNNING_IMPORTS = 4
+MAX_RUNNING_IMPORTS = IMPORT_THREADS
 """Imports of all tenants that run at the same time. A tenant has one."""
 MAX_UPLOADS = 4
 """Unfinished uploads of all tenants, each of which may fill the disk up to the limit of a file. A tenant has one."""
