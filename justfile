@@ -95,7 +95,7 @@ format:
     {{ bin }}/ruff format
     {{ bin }}/ruff check --fix
 
-# Run benchmarks/NAME.py (all, log, view, turns, compaction, recall, longmemeval, memory, search, cli, gateway, live_events, many_conversations, import_transcripts, insights, footprint, adapters, page, page_scale, soak, faults, failover, scale, large_tenant, many_tenants) against its peers; --quick takes about a minute.
+# Run benchmarks/NAME.py (all, log, view, turns, compaction, recall, longmemeval, memory, search, corpus_search, cli, gateway, live_events, many_conversations, import_transcripts, insights, footprint, adapters, page, page_scale, soak, faults, failover, scale, large_tenant, many_tenants) against its peers; --quick takes about a minute.
 bench NAME *ARGS:
     {{ bin }}/python -m pip install --quiet --constraint constraints.txt --group bench
     PYTHONPATH=tests:tests/server {{ bin }}/python benchmarks/{{ NAME }}.py {{ ARGS }}

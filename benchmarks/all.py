@@ -30,6 +30,7 @@ BY_NAME_ONLY = (
     "faults",
     "scan_home",
     "longmemeval",
+    "corpus_search",
 )
 """Take an hour, or need more programs or data than the others."""
 MAX_SECONDS = 4 * 3_600
