@@ -10,10 +10,10 @@ from record import HERE, QUIRE_PROGRAM, Terminal, draw_svg, make_environment, to
 
 from infra.agent_homes import plant, write_clean_session, write_codex_session
 
-PLANTED = ("cache_share", "said_again", "unused_result", "repeated_read", "failed_command", "cache_break", "expiring")
+PLANTED = ("full_window", "pause", "fixed_prompt", "large_file", "cache_drop", "expiring")
 FOLDERS = {
-    "project": "billing-", "cache-share": "importer-", "said-again": "registry-", "unused-result": "search-",
-    "repeated-read": "gateway-", "failed-command": "deploy-", "cache-break": "billing-", "expiring": "notes-",
+    "project": "billing-", "full-window": "importer-", "pause": "registry-", "tools": "gateway-",
+    "large-file": "search-", "cache-drop": "deploy-", "expiring": "notes-",
 }  # fmt: skip
 """Names of projects as people have them, by those of the scripted sessions."""
 SHOWN_LINES = 46

@@ -76,26 +76,23 @@ def test_planted_waste_is_found_with_a_command_that_shows_it(agent_home: Path):
     # Each command runs, and the largest evidence of what is an entry is in its output.
     for kind, finding in found.items():
         output = run(*shlex.split(finding["command"])[1:])
-        if kind == "failed_command":
-            assert "docker compose" in output
-        elif kind == "repeated_read":
-            assert "config_" in output
-        elif kind == "said_again":
-            assert "registry-" in output
-    assert found["failed_command"]["total"] == PLANTED_OF_A_KIND
-    assert found["repeated_read"]["total"] == PLANTED_OF_A_KIND
+        if kind == "large_file":
+            assert "schema_" in output
+    assert found["large_file"]["total"] == PLANTED_OF_A_KIND
+    # A fact saves nothing, and costs nothing.
+    assert found["cache_drop"]["cost_usd"] == 0
 
 
 def test_a_command_can_be_copied_from_a_narrow_terminal(agent_home: Path, monkeypatch: pytest.MonkeyPatch):
-    plant(agent_home / ".claude" / "projects", "unused_result", 1)
-    plant(agent_home / ".claude" / "projects", "cache_break", 1)
+    plant(agent_home / ".claude" / "projects", "large_file", 1)
+    plant(agent_home / ".claude" / "projects", "cache_drop", 1)
     findings = scan()["findings"]
     monkeypatch.setenv("COLUMNS", "60")
     lines = run("scan").splitlines()
-    assert {finding["kind"] for finding in findings} >= {"unused_result", "cache_break"}
+    assert {finding["kind"] for finding in findings} >= {"large_file", "cache_drop"}
     assert [each["command"] for each in findings if f"    $ {each['command']}" not in lines] == []
-    assert any("The prompt cache broke 1 time in 1 session" in line for line in lines)
-    assert any("No reply used 1 tool result" in line for line in lines)
+    assert any("The provider's cache dropped 1 prompt in 1 session" in line for line in lines)
+    assert any("1 file of 5k tokens or more stayed" in line for line in lines)
 
 
 def test_clean_sessions_have_no_finding(agent_home: Path):
@@ -108,7 +105,7 @@ def test_clean_sessions_have_no_finding(agent_home: Path):
 def test_a_second_scan_reads_only_what_changed(agent_home: Path, monkeypatch: pytest.MonkeyPatch):
     projects = agent_home / ".claude" / "projects"
     paths = [write_clean_session(projects, number) for number in range(3)]
-    plant(projects, "failed_command", 1)
+    plant(projects, "large_file", 1)
     first = scan()
     read: list[Path] = []
     from quire.importers.claude_code import ClaudeCodeSource
@@ -131,16 +128,16 @@ def test_a_second_scan_reads_only_what_changed(agent_home: Path, monkeypatch: py
 
 def test_a_purge_erases_what_was_noticed(agent_home: Path):
     projects = agent_home / ".claude" / "projects"
-    plant(projects, "failed_command", 1)
-    [finding] = [each for each in scan()["findings"] if each["kind"] == "failed_command"]
+    plant(projects, "large_file", 1)
+    [finding] = [each for each in scan()["findings"] if each["kind"] == "large_file"]
     run("conversation", "purge", finding["evidence"][0]["conversation"], "--yes")
-    assert not any(each["kind"] == "failed_command" for each in scan()["findings"])
+    assert not any(each["kind"] == "large_file" for each in scan()["findings"])
 
 
 def test_an_empty_home_gets_findings_from_quire_alone(agent_home: Path):
-    plant(agent_home / ".claude" / "projects", "failed_command", 1)
+    plant(agent_home / ".claude" / "projects", "large_file", 1)
     output = run()
-    assert "docker compose -p stack1 up" in output
+    assert "schema_1.sql" in output
     assert "quire service install" in output
     assert "Usage:" in run()
 
@@ -149,13 +146,14 @@ def test_the_html_file_is_complete_and_shows_hostile_text_as_text(agent_home: Pa
     projects = agent_home / ".claude" / "projects"
     noon = (time.time() // 86_400 - 1) * 86_400 + 43_200
     session = ClaudeSession(1, project="/home/dev/<b>app</b>", started_at=noon)
-    for _ in range(4):
-        session.step("Bash", {"command": "echo '<script>alert(1)</script>' \x1b[31m"}, "Exit code 2", is_error=True)
+    session.model = "claude-opus-4-1"
+    session.step("Read", {"file_path": "/a/<script>alert(1)<\x1b[31m"}, session.text(6_000))
+    session.work(110)
     session.save(projects)
     run("scan", "--html", "report.html")
     page = (agent_home / "report.html").read_text()
     assert page.endswith("</html>\n")
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "&lt;script&gt;alert(1)&lt;" in page
     assert "<script" not in page
     assert "<b>app" not in page
     assert not re.search(r"(?:src|href|url)\s*[=(]", page)

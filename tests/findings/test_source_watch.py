@@ -30,7 +30,7 @@ async def test_what_an_agent_writes_is_imported(tmp_path: Path):
         assert await engine.store.list_conversations(limit=10) == []  # Nothing was imported before.
         await import_sources(engine, find_sources(env), ImportOptions())
         assert len(await engine.store.list_conversations(limit=10)) == 1
-        plant(projects, "failed_command", 2)
+        plant(projects, "large_file", 2)
         async with asyncio.timeout(20):
             while len(await engine.store.list_conversations(limit=10)) < 2:  # noqa: ASYNC110 (a poll of the database)
                 await asyncio.sleep(0.1)

@@ -258,65 +258,35 @@ def plant(projects: Path, kind: str, number: int) -> str:
     age = 1.0 + number % 6
     session, evidence, name = _start(number, kind, age), "", ""
     match kind:
-        case "cache_break":
-            session.step("Bash", {"command": "ls"}, session.text(400 * (number + 1)))
-            session.wait(400 if number % 2 else 0)
-            session.model = session.model if number % 2 else "claude-opus-4-5"
+        case "full_window":
+            session.fixed = 120_000 + 10_000 * number
+            session.work(150)
+            session.fixed = FIXED_TOKENS
+            session.compact("The parts work.")
+            evidence = "requests above 100k tokens"
+        case "pause":
+            session.step("Bash", {"command": "make report"}, session.text(60_000 + 2_000 * number))
+            session.reply()
+            session.wait(3_600 * (number + 1))
+            session.ask("Now the other module.")
             session.reply(cached=0.0)
-            evidence = "1 × a pause" if number % 2 else "1 × another model"
-        case "cache_share":
-            for _ in range(30):
-                session.ask(session.text(20))
-                session.fixed = 29_000
-                session.reply(cached=0.02)
-                session.forget_cache()
-            evidence = "of the input from the cache"
-        case "said_again":
-            fact = f"https://registry-{number}.example.internal:{7000 + number}/v2"
-            session.ask(f"Push the image to {fact} and never to the public one.")
-            session.reply("I will.")
-            session.compact("The user works on an image. The build passes.")
-            session.ask(session.text(8))
-            session.reply("Which registry do you mean?")
-            session.ask(f"I told you before: the registry is {fact}")
-            session.reply("Understood.")
-            evidence = f"registry-{number}"
-        case "unused_result":
-            dump = " ".join(f"identifier{number}x{each}q" for each in range(2_500 + 100 * number))
-            session.step("Grep", {"pattern": "x"}, dump)
-            for _ in range(6):
-                session.ask(session.text(6))
-                session.reply("Done with it.")
-            evidence = "Grep"
+            evidence = "1 pause: "
         case "fixed_prompt":
             session = ClaudeSession(
                 number, project=f"/home/dev/tools{number}", started_at=time.time() - age * DAY_SECONDS, seed=kind
             )
-            session.fixed = 61_000 + 1_000 * number
+            session.model, session.fixed = "claude-opus-4-1", 61_000 + 1_000 * number
             session.work(24)
-            evidence = f"{61 + number}k tokens"
-        case "repeated_read":
-            path = f"/home/dev/app/config_{number}.yaml"
-            for _ in range(4 + number):
-                session.step("Read", {"file_path": path}, session.text(500))
-            evidence = f"{4 + number} × {path}"
-        case "failed_command":
-            command = f"docker compose -p stack{number} up"
-            for _ in range(3 + number):
-                session.step("Bash", {"command": command}, "Exit code 1\npermission denied: docker.sock", is_error=True)
-            evidence = f"{3 + number} × {command}"
-        case "sub_agents":
-            session.save(projects, age_days=age)
-            parent = session.id
-            session = ClaudeSession(
-                number,
-                project=f"/home/dev/sub-agents{number}",
-                started_at=time.time() - age * DAY_SECONDS,
-                sub_agent_of=parent,
-            )
-            session.model = "claude-opus-4-5"
-            session.work(60)
-            name, evidence = f"{number:08x}", "1 sub-agent"
+            evidence = f"{26 + number}k tokens"
+        case "large_file":
+            path, session.model = f"/home/dev/app/schema_{number}.sql", "claude-opus-4-1"
+            session.step("Read", {"file_path": path}, session.text(5_000 + 100 * number))
+            session.work(110)
+            evidence = path
+        case "cache_drop":
+            session.step("Bash", {"command": "ls"}, session.text(4_000))
+            session.reply(cached=0.0)
+            evidence = "1 drop, $"
         case "expiring":
             age = 24.0 + number * 0.9
             evidence = f"{session.id}.jsonl"
@@ -338,6 +308,5 @@ def plant(projects: Path, kind: str, number: int) -> str:
 
 
 PLANTED_KINDS: tuple[str, ...] = (
-    "cache_break", "cache_share", "said_again", "unused_result", "fixed_prompt", "repeated_read", "failed_command",
-    "sub_agents", "expiring", "expensive_day",
+    "full_window", "pause", "fixed_prompt", "large_file", "cache_drop", "expiring", "expensive_day",
 )  # fmt: skip

@@ -90,11 +90,11 @@ async def test_findings_are_those_of_the_tenants_own_imports(
     client: httpx2.AsyncClient, store: SqlStore, tmp_path: Path
 ):
     assert (await client.get("/api/stats/findings")).json()["findings"] == []
-    plant(tmp_path, "failed_command", 2)
+    plant(tmp_path, "large_file", 2)
     source = SOURCES["claude-code"]
     await import_files(Engine(store, EngineConfig.create(Settings())), source, list(source.find_files(tmp_path)))
     document = (await client.get("/api/stats/findings")).json()
     [finding] = document["findings"]
-    assert (finding["kind"], finding["total"]) == ("failed_command", 1)
-    assert "docker compose -p stack2 up" in finding["evidence"][0]["text"]
+    assert (finding["kind"], finding["total"]) == ("large_file", 1)
+    assert "schema_2.sql" in finding["evidence"][0]["text"]
     assert document["agents"][0]["name"] == "claude-code"

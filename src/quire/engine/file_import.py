@@ -81,7 +81,7 @@ class ImportedConversation:
         """Items that earlier imports wrote. None until it is read."""
         self.positions: dict[str, Position] = {}
         self.has_new = False
-        self.observer = SessionObserver()
+        self.observer = SessionObserver(source)
 
     def make_record(self) -> ConversationRecord:
         at = self.created_at if self.created_at is not None else now()

@@ -17,26 +17,13 @@ from quire.usage.contribution import DAY_MICROSECONDS, NANOS_PER_DOLLAR, UsageCo
 from quire.usage.insights import format_day
 from quire.usage.report import ConversationCost, RollupReport, UsageGroup
 
-FindingKind = Literal[
-    "cache_break",
-    "cache_share",
-    "said_again",
-    "unused_result",
-    "fixed_prompt",
-    "repeated_read",
-    "failed_command",
-    "expensive_day",
-    "sub_agents",
-    "expiring",
-]
+FindingKind = Literal["full_window", "pause", "fixed_prompt", "large_file", "cache_drop", "expensive_day", "expiring"]
 MAX_EVIDENCE = 100
 """Pieces of evidence that a finding lists, the largest first. More are counted."""
-MIN_ACTIVE_DAYS, EXPENSIVE_DAY_FACTOR, MIN_EXPENSIVE_DAY_USD = 5, 3, 5.0
-"""A day is expensive from this cost and multiple of the median on, where that many days have a cost."""
+EXPENSIVE_DAY_FACTOR, MIN_EXPENSIVE_DAY_USD = 3, 5.0
+"""Multiple of the usual day, and cost, from which a day is expensive."""
 NEIGHBOUR_DAYS, MIN_NEIGHBOUR_DAYS = 14, 7
 """Days with a cost before and after a day whose medians it is compared with. Fewer than the minimum have no median."""
-MIN_SUB_AGENT_SHARE, MIN_SUB_AGENT_USD = 0.25, 0.1
-"""Share of a session's cost, and the cost, from which its sub-agents are evidence."""
 SHOWN_ENTRIES = 3
 
 
@@ -103,55 +90,35 @@ class _Wording(NamedTuple):
 
 
 _WORDINGS: dict[ObservationKind, _Wording] = {
-    "cache_break": _Wording(
-        "The prompt cache broke {times} in {sessions}: {tokens} processed again, {cost} more.",
-        "A pause longer than the cache's lifetime or another model in the same session costs the whole prompt again.",
+    "full_window": _Wording(
+        "{requests} in {sessions} sent more than 100k tokens; compacting there would have saved {cost}.",
+        "Run /compact or start a new session when a task is done, before the window passes 100k tokens.",
+        "{text}",
+    ),
+    "pause": _Wording(
+        "After {times} of half an hour or more, {sessions} sent the whole prompt again: a fresh start would have saved "
+        "{cost}.",
+        "Before a long pause, /compact; after one, start a new session for a new task.",
         "{text}: {tokens} again",
     ),
-    "cache_share": _Wording(
-        "The cache served little of {sessions}: {tokens} at the full price, {cost} more than from the cache.",
-        "Look for a timestamp or a changing tool list at the start of the prompt.",
-        "{text}, {requests}",
+    "fixed_prompt": _Wording(
+        "{sessions} began with at least {smallest} more than the program's own prompt: {cost}.",
+        "/context and /mcp list what it is: turn off MCP servers, plugins and skills that the project does not use.",
+        "{tokens} in each of {requests}",
     ),
-    "said_again": _Wording(
-        "After a compaction, you had to say {n} again that its summary had lost, in {sessions}.",
-        "Pin such messages, or undo the compaction: `quire run` keeps both possible.",
-        "“{text}”",
-        is_entry=True,
-    ),
-    "unused_result": _Wording(
-        "No reply used {n} that filled the window: {tokens}, carried through later requests for {cost}.",
-        "Ask for less output: a range, a filter, the first lines.",
+    "large_file": _Wording(
+        "{n} of 5k tokens or more stayed in the window long after the last use: {cost}.",
+        "`quire context drop` takes such a result out of a running session. A range of lines is smaller.",
         "{text}: {tokens} in {requests}",
         is_entry=True,
     ),
-    "fixed_prompt": _Wording(
-        "{sessions} began with over {smallest} of instructions and tool definitions before your first word: {cost}.",
-        "Turn off MCP servers and tools that these projects do not use.",
-        "{tokens} in each of {requests}, {text}",
-    ),
-    "repeated_read": _Wording(
-        "The same file was read again and again, unchanged: {n} in {sessions}, {tokens} more, {cost}.",
-        "Often a compaction or a cut result makes an agent forget a file that it has read.",
-        "{count:,} × {text}: {tokens}",
-        is_entry=True,
-    ),
-    "failed_command": _Wording(
-        "{n} failed again and again without a change in between, in {sessions}.",
-        "Say in the project's instructions what these commands need.",
-        "{count:,} × {text}",
-        is_entry=True,
+    "cache_drop": _Wording(
+        "The provider's cache dropped {times} in {sessions} without a long pause: {tokens} processed again.",
+        "Short pauses, restarts, other models and evictions: nothing to change, but it is part of the cost.",
+        "{text}: {tokens} again",
     ),
 }
-_NOUNS: dict[ObservationKind, str] = {
-    "cache_break": "session",
-    "cache_share": "session",
-    "said_again": "fact",
-    "unused_result": "tool result",
-    "fixed_prompt": "session",
-    "repeated_read": "file",
-    "failed_command": "command",
-}
+_NOUNS: dict[ObservationKind, str] = {"pause": "pause", "cache_drop": "prompt", "large_file": "file"}
 
 
 def build_report(
@@ -163,8 +130,6 @@ def build_report(
     """All findings. `usage` has the groups by source, project, model and day of the whole time."""
     findings = [*_sum_up_observations(observed)]
     findings += _find_expensive_days(usage.groups["day"])
-    sub_agent_findings, sub_agent_usd = _find_sub_agent_costs(costs)
-    findings += sub_agent_findings
     findings += _find_expiring(expiring, costs)
     return FindingsReport(
         totals=usage.totals,
@@ -173,7 +138,7 @@ def build_report(
         projects=usage.groups["project"],
         models=usage.groups["model"],
         days=usage.groups["day"],
-        sub_agent_usd=sub_agent_usd,
+        sub_agent_usd=sum(each.cost_nanos for each in costs if each.is_sub_agent) / NANOS_PER_DOLLAR,
         findings=sorted(findings, key=lambda each: (-each.cost_usd, -each.tokens, each.kind)),
     )
 
@@ -209,9 +174,11 @@ def _sum_up_observations(observed: Iterable[ObservedConversation]) -> Iterable[F
             )
             for conversation, each in items[:MAX_EVIDENCE]
         )
+        times = sum(each.times for _, each in items)
         title = wording.title.format(
-            n=_count(len(items), _NOUNS[kind]),
-            times=_count(sum(each.times for _, each in items), "time"),
+            n=_count(len(items), _NOUNS.get(kind, "")),
+            times=_count(times, _NOUNS.get(kind, "")),
+            requests=_count(times, "request"),
             sessions=_count(len({conversation.conversation for conversation, _ in items}), "session"),
             tokens=format_tokens(tokens),
             smallest=format_tokens(min(each.tokens for _, each in items)),
@@ -231,70 +198,34 @@ def _format_show(conversation: str, position: str) -> str:
 def _find_expensive_days(days: Sequence[UsageGroup]) -> Iterable[Finding]:
     active = sorted((day.day or 0, day.counts.cost_nanos / NANOS_PER_DOLLAR, day.counts) for day in days)
     active = [each for each in active if each[1]]
-    if len(active) < MIN_ACTIVE_DAYS:
-        return
     costs = [cost for _, cost, _ in active]
-    expensive: list[tuple[float, int, UsageCounts]] = []
+    expensive: list[tuple[float, float, int, UsageCounts]] = []
     for index, (day, cost, counts) in enumerate(active):
         # Days that cost more because from then on all do are no exception.
         around = costs[max(0, index - NEIGHBOUR_DAYS) : index], costs[index + 1 : index + 1 + NEIGHBOUR_DAYS]
-        usual = max((median(part) for part in around if len(part) >= MIN_NEIGHBOUR_DAYS), default=median(costs))
-        if cost >= max(EXPENSIVE_DAY_FACTOR * usual, MIN_EXPENSIVE_DAY_USD):
-            expensive.append((cost, day, counts))
-    expensive.sort(reverse=True)
+        usual = max((median(part) for part in around if len(part) >= MIN_NEIGHBOUR_DAYS), default=None)
+        if usual is not None and cost >= max(EXPENSIVE_DAY_FACTOR * usual, MIN_EXPENSIVE_DAY_USD):
+            expensive.append((cost, usual, day, counts))
     if not expensive:
         return
+    expensive.sort(reverse=True)
     evidence = tuple(
         Evidence(
-            f"{format_day(day)}: {format_dollars(cost)} in {_count(counts.requests, 'request')}",
+            f"{format_day(day)}: {format_dollars(cost)} in {_count(counts.requests, 'request')}, usually "
+            f"{format_dollars(usual)} in those weeks",
             "",
             None,
             counts.input_tokens + counts.output_tokens,
-            cost,
+            cost - usual,
             f"quire stats --since {format_day(day)}",
         )
-        for cost, day, counts in expensive[:MAX_EVIDENCE]
+        for cost, usual, day, counts in expensive[:MAX_EVIDENCE]
     )
-    total = sum(each[0] for each in expensive)
-    title = (
-        f"{_count(len(expensive), 'day')} cost {format_dollars(total)}, "
-        f"where the usual day costs {format_dollars(median(costs))}."
-    )
+    above = sum(cost - usual for cost, usual, _, _ in expensive)
+    title = f"{_count(len(expensive), 'day')} cost {format_dollars(above)} more than the usual day of those weeks."
     advice = "`quire config set daily_budget 10` warns in the status line, and stops if `daily_budget_stops` is set."
     tokens = sum(each.tokens for each in evidence)
-    yield Finding("expensive_day", title, advice, total, tokens, evidence, len(expensive), evidence[0].command)
-
-
-def _find_sub_agent_costs(costs: Sequence[ConversationCost]) -> tuple[list[Finding], float]:
-    sessions: defaultdict[tuple[str, str], list[ConversationCost]] = defaultdict(list)
-    for each in costs:
-        sessions[each.client, each.session or each.conversation].append(each)
-    total = sum(each.cost_nanos for each in costs if each.is_sub_agent) / NANOS_PER_DOLLAR
-    evidence: list[Evidence] = []
-    for conversations in sessions.values():
-        sub_agents = [each for each in conversations if each.is_sub_agent]
-        cost = sum(each.cost_nanos for each in sub_agents) / NANOS_PER_DOLLAR
-        if cost < MIN_SUB_AGENT_USD:
-            continue
-        share = cost * NANOS_PER_DOLLAR / sum(each.cost_nanos for each in conversations)
-        if share >= MIN_SUB_AGENT_SHARE:
-            main = next((each for each in conversations if not each.is_sub_agent), sub_agents[0])
-            text = f"{_count(len(sub_agents), 'sub-agent')}: {format_dollars(cost)}, {share:.0%} of the session"
-            command = f"quire stats {sub_agents[0].conversation}"
-            evidence.append(Evidence(text, main.project, main.conversation, 0, cost, command))
-    if not evidence:
-        return [], total
-    evidence.sort(key=lambda each: -each.cost_usd)
-    everything = sum(each.cost_nanos for each in costs) / NANOS_PER_DOLLAR
-    title = (
-        f"Sub-agents cost {format_dollars(total)}, {total / everything:.0%} of everything; in "
-        f"{_count(len(evidence), 'session')} a quarter or more."
-    )
-    advice = "A smaller model for sub-agents is one line in the agent's settings."
-    finding = Finding(
-        "sub_agents", title, advice, total, 0, tuple(evidence[:MAX_EVIDENCE]), len(evidence), evidence[0].command
-    )
-    return [finding], total
+    yield Finding("expensive_day", title, advice, above, tokens, evidence, len(expensive), evidence[0].command)
 
 
 def _find_expiring(files: Sequence[ExpiringFile], costs: Sequence[ConversationCost]) -> Iterable[Finding]:
