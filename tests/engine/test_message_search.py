@@ -20,6 +20,7 @@ from quire.llm.embeddings import load_local_embedder
 from quire.log import ConversationOrigin
 from quire.model import Draft, Entry, Message, Pin
 from quire.model.ids import new_id
+from quire.search import catalog
 from quire.search.postings import FORMAT_VERSION, POSTING_BYTES
 from quire.search.query import MAX_QUERY_WORDS, parse_query
 from quire.search.ranker import COVERAGE_DISTANCE, MIN_NEARBY_SIMILARITY, MIN_SIMILARITY, WEIGHTS
@@ -207,6 +208,24 @@ async def test_a_search_scores_every_message_of_the_log(
         assert [hit_key(hit) for hit in top.messages] == [hit_key(hit) for hit in found.messages[:2]]
         high = await search_messages(same, query, where=where, min_score=0.3, limit=100)
         assert [hit_key(hit) for hit in high.messages] == [hit_key(hit) for hit in found.messages if hit.score >= 0.3]
+
+
+async def test_candidates_that_are_selected_score_as_among_all_messages(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+):
+    engine = make_engine(store)
+    await store.create_conversation("c")
+    # The best by words are in no order, and only the first messages are near the second word.
+    for number in range(60):
+        text = "otter " * (1 + number * 7 % 11) + ("river" if number in (2, 3) else "mill")
+        await store.append("c", Draft(body=Message.user(text), created_at=number))
+    among_all = await search_messages(engine, "otter river", limit=60)
+    monkeypatch.setattr(catalog, "MAX_CANDIDATES", 16)
+    selected = await search_messages(engine, "otter river", limit=60)
+    assert len(selected.messages) == 16
+    assert {(hit.entry.seq, hit.score) for hit in selected.messages} < {
+        (hit.entry.seq, hit.score) for hit in among_all.messages
+    }
 
 
 async def test_what_is_similar_by_chance_is_no_hit(store: SqlStore):

@@ -409,10 +409,10 @@ class MessageCatalog:
     def _find_candidates(
         self, word_scores: FloatArray, allowed: BoolArray, query: FloatArray | None, *, in_time_order: bool
     ) -> IntArray:
-        """Rows to score: the best by words, in time order all of them, and the best by sketch."""
+        """Rows to score, in order: the best by words, in time order all of them, and the best by sketch."""
         by_words = np.flatnonzero(word_scores)
         if len(by_words) > MAX_CANDIDATES and not in_time_order:
-            by_words = by_words[self._top(word_scores[by_words], by_words)]
+            by_words = np.sort(by_words[self._top(word_scores[by_words], by_words)])
         if query is None:
             return by_words
         if np.count_nonzero(allowed) <= MAX_CANDIDATES:
