@@ -100,6 +100,10 @@ bench NAME *ARGS:
     {{ bin }}/python -m pip install --quiet --constraint constraints.txt --group bench
     PYTHONPATH=tests:tests/server {{ bin }}/python benchmarks/{{ NAME }}.py {{ ARGS }}
 
+# Import the stored sessions of agents in FOLDER or QUIRE_CORPUS, and compare what Quire holds with what their files hold; --only PROGRAM, --details.
+corpus *ARGS:
+    {{ bin }}/python benchmarks/corpus.py {{ ARGS }}
+
 # Check, test and build the web interface into the package; needs Node.js 20 or later.
 web:
     cd web && npm ci --ignore-scripts --no-audit --no-fund && npm run check && npm test && npm run build

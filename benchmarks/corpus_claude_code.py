@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from corpus_facts import Compaction, Facts, Item, Tokens, digest_json, digest_texts, list_texts, read_lines
+from corpus_facts import Compaction, Facts, Item, Tokens, digest_call, digest_texts, list_texts, read_lines
 from corpus_trees import find_withdrawn, order_by_links
 
 HARNESS_START = re.compile(
@@ -30,11 +30,13 @@ def read_claude_code(path: Path, counted: set[object]) -> Facts:
     facts = Facts("claude-code", str(head["sessionId"]), str(head.get("version") or ""))
     facts.agents = int(any(line.get("isSidechain") for line in lines))
     _count_requests(lines, facts, counted)
+    own = [line for line in lines if line.get("uuid") and not line.get("isSidechain")]
+    known = {line["uuid"] for line in own}
+    facts.begins_in_middle = bool(own) and (own[0].get("parentUuid") or own[0]["uuid"]) not in known
     owners, nodes, parents, previous = dict[str, str](), dict[str, list[Item]](), dict[str, str](), START
     """The node of each line, the items of each node, and the node before each."""
     summaries: dict[str, dict[str, Any]] = {}
-    own = {line["uuid"] for line in lines if line.get("uuid") and not line.get("isSidechain")}
-    for line in order_by_links(_place_queued(lines), "uuid", "parentUuid", own):
+    for line in order_by_links(_place_queued(lines), "uuid", "parentUuid", known):
         if line.get("isSidechain") or not line.get("uuid"):
             continue
         uuid, items, is_reply = line["uuid"], _read_items(line), line["type"] == "assistant"
@@ -98,9 +100,11 @@ def _read_items(line: dict[str, Any]) -> list[Item]:
     for block in blocks:
         match block["type"]:
             case "tool_use":
-                items.append(Item("call", block["id"], digest_json([block["name"], block["input"]]), "", message["id"]))
+                items.append(Item("call", block["id"], digest_call(block["name"], block["input"]), "", message["id"]))
             case "tool_result":
                 items.append(Item("result", block["tool_use_id"], digest_texts(list_texts(block.get("content")))))
+            case "thinking":
+                items.append(Item("thinking", digest_texts([block["thinking"]]), reply=message["id"]))
             case "text" if line["type"] == "assistant" and block["text"]:
                 items.append(Item("text", digest_texts([block["text"]]), reply=message["id"]))
             case _:
@@ -124,19 +128,20 @@ def _read_compaction(line: dict[str, Any], lines: list[dict[str, Any]], facts: F
 
 
 def _count_requests(lines: list[dict[str, Any]], facts: Facts, counted: set[object]) -> None:
-    requests: dict[object, tuple[str, dict[str, Any]]] = {}
+    requests: dict[object, tuple[str, dict[str, Any], str]] = {}
     for line in lines:
         message = (line.get("message") or {}) if line.get("type") == "assistant" else {}
         if (usage := message.get("usage")) and message.get("model") != "<synthetic>":
             key = (message.get("id"), line.get("requestId"))
             # Of several lines of one reply, the last one has all of its output.
             if key not in requests or usage.get("output_tokens", 0) >= requests[key][1].get("output_tokens", 0):
-                requests[key] = (str(message.get("model")), usage)
+                requests[key] = (str(message.get("model")), usage, line["timestamp"])
     facts.shared_requests = len(requests.keys() & counted)
-    for model, usage in (request for key, request in requests.items() if key not in counted):
+    for model, usage, at in (request for key, request in requests.items() if key not in counted):
         advice = [turn for turn in usage.get("iterations") or () if turn.get("type") == "advisor_message"]
-        for name, each in [(model, usage), *((str(turn["model"]), turn) for turn in advice)]:
+        for name, each in [(model, usage), *((turn["model"], turn) for turn in advice)]:
             read, written = (each.get(f"cache_{kind}_input_tokens") or 0 for kind in ("read", "creation"))
-            total = (each.get("input_tokens") or 0) + read + written
-            facts.add_tokens(name, Tokens(1, total, each.get("output_tokens") or 0, read, written))
+            tokens = Tokens(1, each["input_tokens"] + read + written, each["output_tokens"], read, written)
+            hour_tokens = (each.get("cache_creation") or {}).get("ephemeral_1h_input_tokens") or 0
+            facts.add_request(name, tokens, at, hour_tokens=hour_tokens)
     counted.update(requests)

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from corpus_facts import Compaction, Facts, Item, Tokens, digest_json, digest_texts, list_texts, read_lines
+from corpus_facts import Compaction, Facts, Item, Tokens, digest_call, digest_json, digest_texts, list_texts, read_lines
 
 BURST_SECONDS = 0.5
 
@@ -20,13 +20,13 @@ def read_codex(path: Path) -> Facts:
     rows = [row for row in read_lines(path) if isinstance(row.get("payload"), dict)]
     meta = next(row["payload"] for row in rows if row["type"] == "session_meta")
     facts = Facts("codex", meta["id"], meta.get("cli_version") or "")
-    source = meta.get("source") if isinstance(meta.get("source"), dict) else {}
-    spawn = source.get("subagent") if isinstance(source.get("subagent"), dict) else {}
+    agent = meta["source"].get("subagent") if isinstance(meta.get("source"), dict) else None
+    spawn: dict[str, Any] = agent if isinstance(agent, dict) else {}
     spawned_by = (spawn.get("thread_spawn") or {}).get("parent_thread_id") or meta.get("parent_thread_id")
     facts.parent = spawned_by or meta.get("forked_from_id")
     events = [row["payload"] for row in rows if row["type"] == "event_msg"]
     typed = {str(event["message"]).strip() for event in events if event["type"] == "user_message"}
-    facts.copied_items = start = _find_own_start(rows, meta["id"])
+    facts.copied_lines = start = _find_own_start(rows, meta["id"])
     model, total, reply, count = "", None, "", 0
     for row in rows[:start]:
         if row["type"] == "event_msg" and row["payload"]["type"] == "token_count":
@@ -39,7 +39,7 @@ def read_codex(path: Path) -> Facts:
         elif row["type"] == "event_msg" and kind == "token_count" and payload.get("info"):
             if payload["info"].get("total_token_usage") != total:
                 total = payload["info"]["total_token_usage"]
-                facts.add_tokens(model, _read_tokens(payload["info"].get("last_token_usage") or {}))
+                facts.add_request(model, _read_tokens(payload["info"].get("last_token_usage") or {}), row["timestamp"])
                 reply = ""
         elif row["type"] == "compacted":
             facts.compactions.append(_read_compaction(payload, facts))
@@ -78,6 +78,9 @@ def _read_items(payload: dict[str, Any], reply: str) -> list[Item]:
     match payload.get("type"):
         case "message" if payload["role"] == "assistant":
             return [Item("text", digest_texts([text]), reply=reply) for text in list_texts(payload["content"]) if text]
+        case "reasoning":
+            texts = list_texts(payload.get("summary") or payload.get("content"))
+            return [Item("thinking", digest_texts(["\n\n".join(texts)]), reply=reply)]
         case "message":
             kind = "user" if payload["role"] == "user" else "system"
             return [Item(kind, digest_texts(list_texts(payload["content"])), by="person" if kind == "user" else "")]
@@ -85,10 +88,12 @@ def _read_items(payload: dict[str, Any], reply: str) -> list[Item]:
             return [Item("user", digest_texts(list_texts(payload["content"])), by="harness")]
         case "function_call" | "tool_search_call":
             return [
-                Item("call", payload["call_id"], _digest_call(payload.get("name"), payload["arguments"]), "", reply)
+                Item(
+                    "call", payload["call_id"], _digest_arguments(payload.get("name"), payload["arguments"]), "", reply
+                )
             ]
         case "custom_tool_call":
-            return [Item("call", payload["call_id"], digest_json([payload["name"], payload["input"]]), "", reply)]
+            return [Item("call", payload["call_id"], digest_call(payload["name"], payload["input"]), "", reply)]
         case "function_call_output" | "custom_tool_call_output":
             return [Item("result", payload["call_id"], digest_texts(list_texts(payload.get("output"))))]
         case "tool_search_output":
@@ -98,11 +103,11 @@ def _read_items(payload: dict[str, Any], reply: str) -> list[Item]:
             return []
 
 
-def _digest_call(name: object, arguments: object) -> str:
+def _digest_arguments(name: object, arguments: object) -> str:
     try:
-        return digest_json([name, json.loads(arguments) if isinstance(arguments, str) else arguments])
+        return digest_call(name, json.loads(arguments) if isinstance(arguments, str) else arguments)
     except ValueError:
-        return digest_json([name, arguments])
+        return digest_call(name, arguments)
 
 
 def _read_compaction(payload: dict[str, Any], facts: Facts) -> Compaction:

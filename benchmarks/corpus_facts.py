@@ -16,8 +16,8 @@ from typing import Any, Literal, NamedTuple
 class Item(NamedTuple):
     """One thing that was said, in the order in which a person sees the session. A reply of several parts is several."""
 
-    kind: Literal["user", "system", "text", "call", "result"]
-    """`user` is a prompt, `system` instructions in the middle, `text` a paragraph of a reply."""
+    kind: Literal["user", "system", "thinking", "text", "call", "result"]
+    """`user` is a prompt, `system` are instructions in the middle; thinking, texts and calls are parts of a reply."""
     key: str
     """Digest of the text; of a call and its result, the call's id."""
     digest: str = ""
@@ -25,7 +25,7 @@ class Item(NamedTuple):
     by: Literal["", "person", "harness"] = ""
     """Who wrote a prompt: what the program adds in the user's name is not the person's."""
     reply: str = ""
-    """Id of the reply that a text or call is part of."""
+    """Id of the reply that a thinking, text or call is part of."""
 
 
 class Compaction(NamedTuple):
@@ -51,6 +51,18 @@ class Tokens(NamedTuple):
         return Tokens(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
+class Request(NamedTuple):
+    """One call of a model, with what its price depends on."""
+
+    model: str
+    tokens: Tokens
+    at: float | None
+    hour_tokens: int = 0
+    """Part of what was written to the cache: for an hour instead of the default time."""
+    cost: float | None = None
+    """In US dollars, if the file states it."""
+
+
 @dataclass
 class Facts:
     program: str
@@ -65,30 +77,44 @@ class Facts:
     """Sub-agents whose lines are in this file beside the session's own."""
     parent: str | None = None
     """Session that started this one as a sub-agent, or that this one was forked from."""
-    models: dict[str, Tokens] = field(default_factory=dict[str, Tokens])
+    requests: list[Request] = field(default_factory=list[Request])
     shared_requests: int = 0
     """Requests that another file, read before, holds too. They are counted there."""
-    copied_items: int = 0
+    begins_in_middle: bool = False
+    """Whether the first line follows one that the file does not have."""
+    copied_lines: int = 0
     """Lines at the start that repeat another session's."""
     first: float | None = None
     last: float | None = None
     """Times of the first and the last message, in seconds since 1970."""
 
-    def add_tokens(self, model: str | None, tokens: Tokens) -> None:
-        name = model or "unknown"
-        self.models[name] = self.models.get(name, Tokens()).add(tokens)
+    def add_request(
+        self, model: object, tokens: Tokens, at: object, *, hour_tokens: int = 0, cost: float | None = None
+    ) -> None:
+        self.requests.append(Request(str(model or "unknown"), tokens, parse_time(at), hour_tokens, cost))
+
+    @property
+    def models(self) -> dict[str, Tokens]:
+        """Sums of the requests by model."""
+        sums: dict[str, Tokens] = {}
+        for request in self.requests:
+            sums[request.model] = sums.get(request.model, Tokens()).add(request.tokens)
+        return sums
 
     def add_time(self, value: object) -> None:
-        """Adds the time of a message: ISO 8601, or milliseconds since 1970."""
-        at = float(value) / 1000 if isinstance(value, int | float) else None
-        if isinstance(value, str) and value:
-            at = datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
-        if at is not None:
+        if (at := parse_time(value)) is not None:
             self.first = at if self.first is None else min(self.first, at)
             self.last = at if self.last is None else max(self.last, at)
 
     def count_replies(self) -> int:
         return len({item.reply for item in self.path if item.reply})
+
+
+def parse_time(value: object) -> float | None:
+    """Seconds since 1970, of a time in ISO 8601 or in milliseconds."""
+    if isinstance(value, str) and value:
+        return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
+    return float(value) / 1000 if isinstance(value, int | float) else None
 
 
 def digest_texts(texts: Iterable[str]) -> str:
@@ -100,7 +126,17 @@ def digest_texts(texts: Iterable[str]) -> str:
 def list_texts(content: object) -> list[str]:
     """Texts of a content that is a string or a list of blocks; the name of what a block other than a text holds."""
     blocks: Any = content if isinstance(content, list) else [{"text": content or ""}]
-    return [str(block["text"]) if "text" in block else f"[{block.get('type')}]" for block in blocks]
+    texts: list[str] = []
+    for block in blocks:
+        name = f": {block['tool_name']}" if block.get("type") == "tool_reference" else ""
+        kind = str(block.get("type")).removeprefix("input_")
+        texts.append(str(block["text"]) if "text" in block else f"[{kind}{name}]")
+    return texts
+
+
+def digest_call(name: object, arguments: object) -> str:
+    """Digest of a call: the last part of its tool's name, which programs prefix with a server's or a namespace."""
+    return digest_json([str(name or "").rpartition("__")[2], arguments])
 
 
 def digest_json(value: object) -> str:
@@ -110,13 +146,14 @@ def digest_json(value: object) -> str:
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file of lines. A program that was interrupted may have put two of them on one line."""
     decoder = json.JSONDecoder()
-    for raw in path.open("rb"):
-        text = raw.decode("utf-8", "replace").strip()
-        while text:
-            try:
-                value, end = decoder.raw_decode(text)
-            except ValueError:
-                break
-            if isinstance(value, dict):
-                yield value
-            text = text[end:].lstrip()
+    with path.open("rb") as stream:
+        for raw in stream:
+            text = raw.decode("utf-8", "replace").strip()
+            while text:
+                try:
+                    value, end = decoder.raw_decode(text)
+                except ValueError:
+                    break
+                if isinstance(value, dict):
+                    yield value
+                text = text[end:].lstrip()

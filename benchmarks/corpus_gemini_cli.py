@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from corpus_facts import Facts, Item, Tokens, digest_json, digest_texts, list_texts
+from corpus_facts import Facts, Item, Tokens, digest_call, digest_texts, list_texts
 
 CONTEXT_START = "This is the Gemini CLI. We are setting up the context"
 """Begins the first prompt, which the program writes."""
@@ -27,7 +27,8 @@ def read_gemini_cli(path: Path) -> Facts:
             tokens = message.get("tokens") or {}
             if tokens.get("input") or tokens.get("output"):
                 output = (tokens.get("output") or 0) + (tokens.get("thoughts") or 0)
-                facts.add_tokens(message.get("model"), Tokens(1, tokens["input"], output, tokens.get("cached") or 0))
+                counts = Tokens(1, tokens["input"], output, tokens.get("cached") or 0)
+                facts.add_request(message.get("model"), counts, message["timestamp"])
         else:
             continue
         facts.add_time(message["timestamp"])
@@ -36,8 +37,12 @@ def read_gemini_cli(path: Path) -> Facts:
 
 def _read_reply(message: dict[str, Any]) -> list[Item]:
     id_, calls = message["id"], message.get("toolCalls") or []
-    items = [Item("text", digest_texts([text]), reply=id_) for text in list_texts(message.get("content")) if text]
-    items += [Item("call", call["id"], digest_json([call["name"], call["args"]]), "", id_) for call in calls]
+    thoughts = [
+        "\n".join(filter(None, map(each.get, ("subject", "description")))) for each in message.get("thoughts") or ()
+    ]
+    items = [Item("thinking", digest_texts([thought]), reply=id_) for thought in thoughts]
+    items += [Item("text", digest_texts([text]), reply=id_) for text in list_texts(message.get("content")) if text]
+    items += [Item("call", call["id"], digest_call(call["name"], call["args"]), "", id_) for call in calls]
     for call in calls:
         for result in call.get("result") or ():
             response = result["functionResponse"]["response"]

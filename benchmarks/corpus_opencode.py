@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from corpus_facts import Compaction, Facts, Item, Tokens, digest_json, digest_texts
+from corpus_facts import Compaction, Facts, Item, Tokens, digest_call, digest_texts
 
 
 def read_opencode(path: Path) -> Facts:
@@ -51,11 +51,13 @@ def _read_prompt(parts: list[dict[str, Any]], facts: Facts) -> list[Item]:
 def _read_reply(id_: str, parts: list[dict[str, Any]]) -> list[Item]:
     items, results = list[Item](), list[Item]()
     for part in parts:
-        if part["type"] == "text" and part["text"] and not part.get("ignored"):
+        if part["type"] == "reasoning":
+            items.append(Item("thinking", digest_texts([part["text"]]), reply=id_))
+        elif part["type"] == "text" and part["text"] and not part.get("ignored"):
             items.append(Item("text", digest_texts([part["text"]]), reply=id_))
         elif part["type"] == "tool":
             state = part["state"]
-            items.append(Item("call", part["callID"], digest_json([part["tool"], state.get("input") or {}]), "", id_))
+            items.append(Item("call", part["callID"], digest_call(part["tool"], state.get("input") or {}), "", id_))
             text = state.get("error") if state["status"] == "error" else state.get("output")
             if text is not None:
                 files = [each for each in state.get("attachments") or () if each["url"].startswith("data:")]
@@ -66,9 +68,9 @@ def _read_reply(id_: str, parts: list[dict[str, Any]]) -> list[Item]:
 
 
 def _count_requests(info: dict[str, Any], parts: list[dict[str, Any]], facts: Facts) -> None:
-    steps = [part["tokens"] for part in parts if part["type"] == "step-finish"] or [info["tokens"]]
-    for step in steps:
-        read, written = step["cache"]["read"], step["cache"]["write"]
-        tokens = Tokens(1, step["input"] + read + written, step["output"] + step["reasoning"], read, written)
+    for step in [part for part in parts if part["type"] == "step-finish"] or [info]:
+        counts = step["tokens"]
+        read, written = counts["cache"]["read"], counts["cache"]["write"]
+        tokens = Tokens(1, counts["input"] + read + written, counts["output"] + counts["reasoning"], read, written)
         if tokens.input or tokens.output:
-            facts.add_tokens(info["modelID"], tokens)
+            facts.add_request(info["modelID"], tokens, info["time"].get("created"), cost=step.get("cost"))

@@ -9,7 +9,7 @@ requests have the times of the first.
 from pathlib import Path
 from typing import Any
 
-from corpus_facts import Compaction, Facts, Item, Tokens, digest_json, digest_texts, list_texts, read_lines
+from corpus_facts import Compaction, Facts, Item, Tokens, digest_call, digest_texts, list_texts, read_lines
 from corpus_trees import find_withdrawn
 
 
@@ -53,10 +53,12 @@ def _read_items(message: dict[str, Any], node: str) -> list[Item]:
         case "assistant":
             items: list[Item] = []
             for block in blocks:
-                if block["type"] == "text" and block["text"]:
+                if block["type"] == "thinking":
+                    items.append(Item("thinking", digest_texts([block["thinking"]]), reply=node))
+                elif block["type"] == "text" and block["text"]:
                     items.append(Item("text", digest_texts([block["text"]]), reply=node))
                 elif block["type"] == "toolCall":
-                    digest = digest_json([block["name"], block["arguments"]])
+                    digest = digest_call(block["name"], block["arguments"])
                     items.append(Item("call", block["id"], digest, reply=node))
             return items
         case "toolResult":
@@ -89,5 +91,6 @@ def _count_request(message: dict[str, Any], facts: Facts, counted: set[object]) 
     if (tokens.input or tokens.output) and key in counted:
         facts.shared_requests += 1
     elif tokens.input or tokens.output:
-        facts.add_tokens(message.get("model"), tokens)
+        cost = (usage.get("cost") or {}).get("total")
+        facts.add_request(message.get("model"), tokens, message.get("timestamp"), cost=cost)
         counted.add(key)

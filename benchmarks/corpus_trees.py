@@ -1,7 +1,7 @@
 """Follows the links of a session whose lines name the line before them."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from corpus_facts import Item
@@ -25,17 +25,17 @@ def order_by_links(lines: Iterable[dict[str, Any]], id_: str, link: str, known: 
 
 
 def find_withdrawn(
-    nodes: Mapping[str, list[Item]], parents: Mapping[str, str], not_forks: set[str] = frozenset()
+    nodes: Mapping[str, list[Item]], parents: Mapping[str, str], not_forks: Collection[str] = ()
 ) -> dict[str, int]:
     """The number of the withdrawn side that a node is on. Nodes come in order, and none before its parent.
 
     A fork is a person's if one of its sides begins with typed words. The side with the last node is shown.
     """
     children, last = defaultdict[str, list[str]](list), {node: number for number, node in enumerate(nodes)}
-    for node, parent in reversed(parents.items()):
+    for node, parent in reversed(list(parents.items())):
         children[parent].append(node)
         last[parent] = max(last[node], last.get(parent, 0))
-    typed = {parents[node] for node, items in nodes.items() if items and items[0].by == "person"} - not_forks
+    typed = {parents[node] for node, items in nodes.items() if items and items[0].by == "person"}.difference(not_forks)
     sides: dict[str, int] = {}
     for node, parent in parents.items():
         if parent in sides:
