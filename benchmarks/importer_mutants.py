@@ -1,19 +1,21 @@
-"""Faults put between a transcript and what its import yields, to see whether the tests notice each.
+"""Faults put between a transcript and what its import yields, to see whether the tests and the corpus notice each.
 
 A mutant changes either a file's lines before the importer reads them, or the items that the importer yields. It knows
 the format and `SourceMessage`, not the importer's code, so the same fault meets every version of an importer.
 
     python benchmarks/importer_mutants.py --fixtures    the tests in tests/importers, once per mutant
+    python benchmarks/importer_mutants.py --corpus      the comparison of benchmarks/corpus.py, in QUIRE_CORPUS
 
 The result is benchmarks/importer_mutants.json. A mutant is found if something differs that does not differ without it.
 """
 
 import argparse
+import asyncio
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from datetime import UTC, datetime
 from functools import partial, wraps
@@ -25,6 +27,7 @@ from typing import IO, Any, NamedTuple, cast
 
 import pytest
 
+import corpus
 from quire.importers.base import SourceConversation, SourceError, SourceMessage
 from quire.importers.registry import SOURCES
 from quire.model import ToolCallPart, ToolResultPart
@@ -41,6 +44,7 @@ TEST_FILES = {
 }
 SHARED_TEST_FILES = ("test_transcript_shapes.py",)
 MAX_SECONDS = 300
+SESSIONS_PER_MUTANT = 4
 
 JsonObject = dict[str, Any]
 Messages = list[SourceMessage]
@@ -361,15 +365,24 @@ def opaque_compaction_readable(lines: list[JsonObject]) -> list[JsonObject]:
     ]
 
 
-@mutate_messages("A compaction stands one message too early.", "claude-code", "codex")
+@mutate_messages("A compaction stands before the reply that it follows.", "claude-code", "codex")
 def compaction_moved(messages: Messages, lines: list[JsonObject]) -> Messages:
     del lines
     for index in range(len(messages) - 1, 1, -1):
-        summary, before = messages[index], messages[index - 1]
-        if summary.compaction is not None and summary.parent == before.id and before.parent is not None:
-            moved = relink(messages, summary.id, before.id)
-            early, late = summary._replace(parent=before.parent), before._replace(parent=summary.id)
-            return [*moved[: index - 1], early, late, *moved[index + 1 :]]
+        summary, place = messages[index], index - 1
+        while place and messages[place].message.role != "assistant" and messages[place].compaction is None:
+            place -= 1
+        reply = messages[place]
+        is_line = all(after.parent == before.id for before, after in pairwise(messages[place : index + 1]))
+        if (
+            summary.compaction is not None
+            and is_line
+            and reply.message.role == "assistant"
+            and reply.parent is not None
+        ):
+            moved = relink(messages, summary.id, messages[index - 1].id)
+            early, late = summary._replace(parent=reply.parent), reply._replace(parent=summary.id)
+            return [*moved[:place], early, late, *moved[place + 1 : index], *moved[index + 1 :]]
     return messages
 
 
@@ -558,17 +571,16 @@ def serve_lines(path: Path, lines: list[JsonObject] | None) -> Generator[None]:
 
 
 @contextmanager
-def activate(name: str) -> Generator[None]:
-    """Lets every import of the mutant's programs, or of both for `UNCHANGED`, meet the fault."""
+def activate(program: str, name: str) -> Generator[None]:
+    """Lets every import of the program meet the fault."""
     mutant = MUTANTS.get(name) or Mutant(UNCHANGED, "Nothing is changed.", PROGRAMS)
-    originals = {program: type(SOURCES[program]).read for program in mutant.programs}
-    for program, read in originals.items():
-        type(SOURCES[program]).read = cast("Any", make_reader(mutant, read))
+    source = type(SOURCES[program])
+    read = source.read
+    source.read = cast("Any", make_reader(mutant, read))
     try:
         yield
     finally:
-        for program, read in originals.items():
-            type(SOURCES[program]).read = read
+        source.read = read
 
 
 def make_reader(mutant: Mutant, read: Callable[..., Any]) -> Callable[..., Any]:
@@ -579,15 +591,16 @@ def make_reader(mutant: Mutant, read: Callable[..., Any]) -> Callable[..., Any]:
     return read_with_fault
 
 
-# As a plugin of pytest: the mutant in the environment is active, and tests that are expected to fail are left out.
+# As a plugin of pytest: the mutant in the environment, as `codex/times-shifted`, is active. Tests that are expected to
+# fail and shapes of the other program are left out.
 
 _active: list[Any] = []
 _failed: list[str] = []
 
 
 def pytest_configure() -> None:
-    if name := os.environ.get(ENVIRONMENT_VARIABLE):
-        _active.append(activate(name))
+    if chosen := os.environ.get(ENVIRONMENT_VARIABLE):
+        _active.append(activate(*chosen.split("/")))
         _active[-1].__enter__()
 
 
@@ -597,7 +610,13 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items[:] = [item for item in items if not any(item.iter_markers("xfail"))]
+    program = os.environ.get(ENVIRONMENT_VARIABLE, "").split("/")[0]
+    others = tuple(f"[{each}/" for each in PROGRAMS if each != program)
+    items[:] = [
+        item
+        for item in items
+        if not any(item.iter_markers("xfail")) and not any(other in item.nodeid for other in others)
+    ]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -616,8 +635,8 @@ def list_arguments(program: str) -> list[str]:
     return [*options, *(str(file) for file in files if file.exists())]
 
 
-def run_in_process(sender: Connection | None, name: str, arguments: Sequence[str]) -> None:
-    os.environ[ENVIRONMENT_VARIABLE] = name
+def run_in_process(sender: Connection | None, program: str, name: str, arguments: Sequence[str]) -> None:
+    os.environ[ENVIRONMENT_VARIABLE] = f"{program}/{name}"
     with Path(os.devnull).open("w") as nothing, redirect_stdout(nothing):
         code = pytest.main(list(arguments), plugins=[sys.modules[__name__]])
     if sender is not None:
@@ -629,7 +648,7 @@ def run_tests(name: str, program: str, *, deselected: Sequence[str] = ()) -> tup
     forks = get_context("fork")
     receiver, sender = forks.Pipe(duplex=False)
     arguments = [*list_arguments(program), *(f"--deselect={each}" for each in deselected)]
-    process = forks.Process(target=run_in_process, args=(sender, name, arguments))
+    process = forks.Process(target=run_in_process, args=(sender, program, name, arguments))
     process.start()
     code, failed, reads = receiver.recv() if receiver.poll(MAX_SECONDS) else (-1, [], 0)
     process.kill()
@@ -641,7 +660,7 @@ def run_tests(name: str, program: str, *, deselected: Sequence[str] = ()) -> tup
 def run_fixtures(only: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     # The processes that run the tests are forks of this one, and need not import what it has.
-    run_in_process(None, "", [*list_arguments(PROGRAMS[0]), "--collect-only"])
+    run_in_process(None, PROGRAMS[0], UNCHANGED, [*list_arguments(PROGRAMS[0]), "--collect-only"])
     for program in PROGRAMS:
         failing, _ = run_tests(UNCHANGED, program)
         if failing:
@@ -657,6 +676,52 @@ def run_fixtures(only: Sequence[str]) -> dict[str, Any]:
                 }
                 print(f"{'found ' if tests else 'MISSED'} {key} ({reads} reads changed; {len(tests)} tests fail)")
     return found
+
+
+def run_corpus(folder: Path, only: Sequence[str]) -> dict[str, Any]:
+    """Compares the smallest sessions that each mutant changes, with and without it."""
+    found: dict[str, Any] = {}
+    files = sorted(corpus.find_files(folder), key=lambda each: each[0].stat().st_size)
+    for mutant, program in list_pairs():
+        if only and mutant.name not in only:
+            continue
+        changed = select_changed(mutant, program, [path for path, of in files if of == program])
+        before, after = compare_files(changed, program, UNCHANGED), compare_files(changed, program, mutant.name)
+        seen = sorted({kind for name, kind, detail in after - before})
+        sessions = sorted({name for name, _, _ in after - before})
+        key = f"{program}: {mutant.name}"
+        found[key] = {"found": bool(seen), "sessions": [each.name for each in changed], "in": sessions, "classes": seen}
+        print(
+            f"{'found ' if seen else 'MISSED'} {key} (in {len(sessions)} of {len(changed)} sessions: {', '.join(seen)})"
+        )
+    return found
+
+
+def select_changed(mutant: Mutant, program: str, paths: Sequence[Path]) -> list[Path]:
+    """The first sessions of which the importer yields something else with the mutant."""
+    changed: list[Path] = []
+    for path in paths:
+        lines = read_objects(path.read_bytes()) if mutant.lines is not None else []
+        if mutant.lines is not None and mutant.lines(lines) == lines:
+            continue
+        with_fault = read_all(read_mutated(mutant, SOURCES[program].read, path, None))
+        changed += [path] if with_fault != read_all(SOURCES[program].read(path)) else []
+        if len(changed) == SESSIONS_PER_MUTANT:
+            break
+    return changed
+
+
+def read_all(items: Iterable[SourceConversation | SourceError]) -> list[object]:
+    return [
+        each._replace(messages=list(each.messages)) if isinstance(each, SourceConversation) else each for each in items
+    ]
+
+
+def compare_files(paths: Sequence[Path], program: str, name: str) -> set[tuple[str, str, str]]:
+    """Name, class and detail of each difference between the files and what is stored of them."""
+    with tempfile.TemporaryDirectory(prefix="quire-mutants-") as home, activate(program, name):
+        sessions = asyncio.run(corpus.compare_sessions([(path, program) for path in paths], Path(home)))
+    return {(each.name, one.kind, one.detail) for each in sessions for one in each.differences}
 
 
 def store_results(kind: str, found: dict[str, Any]) -> None:
@@ -678,7 +743,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fixtures", action="store_true", help="run the tests of the importers with each mutant")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="run these mutants only")
+    parser.add_argument("--corpus", action="store_true", help="compare stored sessions with each mutant")
     options = parser.parse_args()
+    if options.corpus:
+        if "QUIRE_CORPUS" not in os.environ:
+            parser.error("set QUIRE_CORPUS to a folder with stored sessions")
+        store_results("corpus", run_corpus(Path(os.environ["QUIRE_CORPUS"]), options.only))
     if options.fixtures:
         store_results("fixtures", run_fixtures(options.only))
 
