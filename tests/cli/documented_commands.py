@@ -32,7 +32,6 @@ CODING_AGENT = "a command of the agent itself; tests/coding_agents runs the agen
 DATABASE_SERVER = "needs PostgreSQL; tests/server/test_deploy.py runs these commands on one"
 INSTALLATION = "installs packages; test_installation.py installs every extra"
 SERVICE = "installs a service, or needs one; test_service.py follows the guide"
-CELLS = "needs several PostgreSQL databases; test_cell_commands.py moves a tenant between some"
 ENCRYPTION = "tests/log/test_encryption.py does the same"
 CHECKOUT = "for a clone of the repository; .ci/run runs the same"
 AGENT_CONTEXT = "names messages of an agent's session; tests/coding_agents/test_edits_reach_agents.py changes them"
@@ -73,10 +72,7 @@ NOT_RUN: dict[str, str] = {
     "quire db status postgresql://owner@db/quire_again": DATABASE_SERVER,
     "quire worker": DATABASE_SERVER,
     "quire worker --set database_url=postgresql://quire_app@host/quire": DATABASE_SERVER,
-    "quire tenant import laptop.jsonl.gz --tenant anna --set database_url=postgresql://quire_app@db/quire": (
-        DATABASE_SERVER
-    ),
-    "quire tenant move observatory --to b": CELLS,
+    "quire import harbour.jsonl --set tenant=anna --set database_url=postgresql://quire_app@db/quire": DATABASE_SERVER,
     "quire tenant list --set database_url=postgresql://quire_app@db/quire": DATABASE_SERVER,
     "export QUIRE_DATABASE_URL=postgresql://quire_app@db/quire": DATABASE_SERVER,
     "pg_dump --format custom --file quire.dump postgresql://quire_backup@db/quire": DATABASE_SERVER,
@@ -103,8 +99,6 @@ NOT_RUN: dict[str, str] = {
     "sqlite3 ~/.local/share/quire/quire.db \"VACUUM INTO '/backup/quire-$(date +%F).db'\"": "tests/log/test_backup.py",
     'sqlite3 ~/.local/share/quire/quire.db ".backup /backup/quire.db"': "tests/log/test_backup.py",
     "openssl rand -base64 32 > /etc/quire/key": ENCRYPTION,
-    "quire tenant export observatory.jsonl.gz --tenant observatory": ENCRYPTION,
-    "quire tenant import observatory.jsonl.gz --tenant observatory": ENCRYPTION,
     "pg_dump --format custom --exclude-table-data=quire_tenant_keys --file quire.dump "
     "postgresql://quire_backup@db/quire": ENCRYPTION,
     "pg_dump --format custom --data-only --table=quire_tenant_keys --file keys.dump "

@@ -1,4 +1,4 @@
-"""Commands on several cells: upgrade, move, list."""
+"""Commands on several cells: upgrade, list."""
 
 import json
 
@@ -20,29 +20,20 @@ async def owner(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
     others = {name: {"database_url": url} for name, url in cells.owner_urls.items() if name != HOME_CELL}
     monkeypatch.setenv("QUIRE_DATABASE_URL", cells.owner_urls[HOME_CELL])
     monkeypatch.setenv("QUIRE_CELLS", json.dumps(others))
+    cells.place("observatory", "b")
     async with SqlStore.open(cells.home, cells=cells.others, tenant="observatory") as store:
         await store.create_conversation("stars")
         await store.append("stars", Message.user("Which are out?"))
 
 
 @pytest.mark.usefixtures("owner")
-def test_a_tenant_is_moved_and_listed_in_its_cell():
-    assert "Give one of" in invoke_cli("tenant", "move", "observatory").stderr
-    moved = invoke_cli("tenant", "move", "observatory", "--to", "b")
-    assert moved.exit_code == 0, moved.output
-    assert "Moved observatory to the cell b: 1 conversation" in moved.stdout
+def test_a_tenant_is_listed_in_its_cell():
     listed = json.loads(invoke_cli("tenant", "list", "--json").stdout)["tenants"]
     assert [(each["name"], each["cell"], each["conversations"]) for each in listed] == [("observatory", "b", 1)]
     assert "cell" in invoke_cli("tenant", "list").stdout
     verified = invoke_cli("tenant", "verify", "observatory")
     assert verified.exit_code == 0, verified.output
     assert "1 conversation" in verified.stdout
-    back = json.loads(invoke_cli("tenant", "move", "observatory", "--to", HOME_CELL, "--keep-source", "--json").stdout)
-    assert (back["cell"], back["conversations"]) == (HOME_CELL, 1)
-    assert [each["cell"] for each in json.loads(invoke_cli("tenant", "list", "--json").stdout)["tenants"]] == [
-        HOME_CELL
-    ]
-    assert "No move" in invoke_cli("tenant", "move", "observatory", "--undo").stderr
 
 
 @pytest.mark.usefixtures("owner")

@@ -37,15 +37,14 @@ DATA = Path(__file__).parents[1] / "importers" / "data"
 WRITTEN_MODEL_URL = "http://127.0.0.1:11434/v1"
 SHORTENED_ID = re.compile(r"01[a-zA-Z0-9]+…")
 AGENTS = ("claude", "codex", "gemini", "my-agent", "opencode")
-EXPORTED_TENANT = "quire tenant export tenant.jsonl.gz"
 NAMED_CONVERSATION = "quire conversation rename harbour"
 PREPARATIONS = {
     "quire context redo": "quire context undo",
     "quire context show harbour": NAMED_CONVERSATION,
     "quire conversation show harbour": NAMED_CONVERSATION,
-    "quire tenant import tenant.jsonl.gz --tenant observatory": EXPORTED_TENANT,
     "quire tenant purge observatory --yes": (
-        f"{EXPORTED_TENANT} && quire tenant import tenant.jsonl.gz --tenant observatory"
+        f"{NAMED_CONVERSATION} && quire export harbour --output harbour.jsonl && "
+        "quire import harbour.jsonl --set tenant=observatory"
     ),
     "quire trust": "echo 'context_limit = 8000' > quire.toml",
     "quire trust revoke ~/gannet": (

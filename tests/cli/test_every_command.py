@@ -42,11 +42,6 @@ def load_group_commands() -> dict[str, Any]:
 COMMANDS = load_group_commands()
 
 
-NEEDS_CELLS = {"tenant move"}
-"""Needs several PostgreSQL databases: test_cell_commands.py runs it."""
-RUNNABLE = [name for name in COMMANDS if name not in NEEDS_CELLS]
-
-
 def get_example_words(name: str) -> list[str]:
     """Splits the command's example as a shell would."""
     program, *rest = shlex.split(command_reference.get_example(COMMANDS[name]))
@@ -68,7 +63,7 @@ def test_the_commands_are_those_expected():
         "conversation": "list show fork rename tag verify purge offload purge-value secrets",
         "key": "create list revoke",
         "audit": "verify export",
-        "tenant": "list export import verify move purge rewrap",
+        "tenant": "list verify purge rewrap",
         "db": "upgrade status",
     }
     assert set(COMMANDS) == {f"{group} {part}" for group, parts in expected.items() for part in parts.split()}
@@ -85,7 +80,7 @@ def test_none_lacks_help_an_example_or_a_snapshot():
                 "example of itself": get_example_words(name)[:2] == name.split(),
                 "example in the docs": f"$ {command_reference.get_example(command)}\n" in page,
                 "--json": any("--json" in each.opts for each in command.params),
-                "snapshot": name in NEEDS_CELLS or get_snapshot_path(name).is_file(),
+                "snapshot": get_snapshot_path(name).is_file(),
             }.items()
             if not there
         ]
@@ -95,7 +90,7 @@ def test_none_lacks_help_an_example_or_a_snapshot():
 
 
 def test_snapshots_belong_to_existing_commands():
-    assert {each.stem for each in SNAPSHOTS.glob("*.txt")} == {get_snapshot_path(name).stem for name in RUNNABLE}
+    assert {each.stem for each in SNAPSHOTS.glob("*.txt")} == {get_snapshot_path(name).stem for name in COMMANDS}
 
 
 @pytest.mark.parametrize("name", SINGLE_COMMANDS)
@@ -109,8 +104,6 @@ def test_commands_without_a_group_have_help_and_stand_in_the_docs(name: str):
 def make_example_possible(name: str, home: CliHome) -> None:
     if name == "context redo":
         assert invoke_cli("context", "undo").exit_code == 0
-    if name == "tenant import":
-        assert invoke_cli("tenant", "export", "tenant.jsonl.gz").exit_code == 0
     if name in ("tenant purge", "tenant verify"):
         asyncio.run(create_tenant(home))
     if name.startswith("audit"):
@@ -128,7 +121,7 @@ async def append_audit(home: CliHome) -> None:
         await store.audit.append("sign_in", actor="ann", target={"route": "GET /auth/callback"}, address="10.0.0.1")
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_the_example_prints_what_its_snapshot_shows(name: str, home: CliHome):
     make_example_possible(name, home)
     outcome = invoke_cli(*get_example_words(name))
@@ -140,7 +133,7 @@ def test_the_example_prints_what_its_snapshot_shows(name: str, home: CliHome):
     assert name == "audit export" or max(map(len, outcome.stdout.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_its_json_is_one_document_of_a_schema(name: str, home: CliHome, monkeypatch: pytest.MonkeyPatch):
     printed: list[JsonModel] = []
     print_document = output.print_document

@@ -105,9 +105,6 @@ async def test_no_text_is_in_a_dump_or_a_log_line_and_everything_is_read_again(
         assert await store.verify_conversation("c") == await store.verify_conversation("session") == []
         assert await store.verify_tenant() == await store.audit.verify() == []
         assert find_absent("".join(await export_lines(store, "c"))) == {*BLOB_PLACES, "memory"}
-        archive: list[str] = []
-        await store.export_tenant(archive.append)
-        assert find_absent("".join(archive)) == BLOB_PLACES
         assert [each.id for each in await store.list_conversations(tag=CANARY)] == ["session"]
         assert await store.list_tags() == [CANARY]
         assert [each.id for each in await store.list_session(f"project:{CANARY}")] == ["session"]
@@ -309,25 +306,22 @@ async def test_a_process_without_the_key_neither_reads_nor_writes_the_tenant(enc
     assert [each.id for each in await encrypted.list_conversations()] == ["c"]
 
 
-async def test_a_tenant_stored_without_encryption_is_exported_and_imported_to_encrypt_it(
+async def test_conversations_stored_without_encryption_are_exported_and_imported_to_encrypt_them(
     database_url: str, admin_url: str
 ):
     async with SqlStore.open(database_url) as plain:
         await plain.create_conversation("c", title=CANARY)
         await plain.append("c", *make_messages(3))
-        lines: list[str] = []
-        await plain.export_tenant(lines.append)
+        lines = await export_lines(plain, "c")
         async with SqlStore.open(database_url, keys=make_keys()) as store:
             for work in (store.list_conversations(), store.create_conversation("d")):
-                with pytest.raises(InvalidConfiguration, match="export it without"):
+                with pytest.raises(InvalidConfiguration, match="export its conversations without"):
                     await work
             await plain.purge_tenant()
-            await store.import_tenant(lines)
+            await store.import_conversation(lines)
             assert not contains_text(dump_database(admin_url), CANARY)
             assert await store.verify_conversation("c") == []
-            again: list[str] = []
-            await store.export_tenant(again.append)
-        assert again == lines
+            assert await export_lines(store, "c") == lines
 
 
 @pytest.mark.every_database

@@ -27,7 +27,7 @@ from quire.engine.message_index import index_messages
 from quire.model import Message
 from quire.settings import Settings
 from quire.store import SqlStore
-from quire.store.tenant_archive import unpack_lines
+from quire.store.archives import unpack_lines
 
 CONVERSATIONS = 1_000 if IS_FULL_SIZE else 12
 TURNS = 10 if IS_FULL_SIZE else 3

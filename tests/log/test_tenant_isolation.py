@@ -367,8 +367,6 @@ WITHOUT_CONVERSATION = {
     "purge_value",
     "find_value",
     "verify_tenant",
-    "export_tenant",
-    "import_tenant",
     "purge_tenant",
     "check",
     "check_known_outage",

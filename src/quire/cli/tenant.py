@@ -1,10 +1,7 @@
-"""`quire tenant`: whole tenants, for backups and for moves between databases, such as from SQLite to PostgreSQL."""
+"""`quire tenant`: whole tenants."""
 
-import asyncio
-import gzip
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +9,6 @@ import typer
 from quire.cli.common import (
     EXIT_FAILED,
     SetOptions,
-    TenantOption,
     Yes,
     command,
     confirm,
@@ -27,19 +23,17 @@ from quire.cli.output import (
     make_table,
     make_text,
     pluralize,
-    print_note,
     show_progress,
 )
-from quire.errors import InvalidRequest, MissingExtra, StoreError
+from quire.errors import InvalidRequest, StoreError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from quire.schemas.records import TenantListSchema
 
-app = create_group("List, export, import, verify, move and purge whole tenants, and rewrap their keys.")
+app = create_group("List, verify and purge whole tenants, and rewrap their keys.")
 
-COMPRESSION_LEVEL = 6
 MAX_TIME = 2**63 - 1
 
 
@@ -83,66 +77,6 @@ def _draw_tenants(document: "TenantListSchema") -> "Iterable[RenderableType]":
     yield make_table(*columns, rows=rows, right_aligned=("conversations",))
 
 
-@command(app, "quire tenant export tenant.jsonl.gz")
-async def export(
-    file: Annotated[Path, typer.Argument(help="The archive to write, compressed with gzip.")],
-    *,
-    tenant: TenantOption = None,
-    force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
-    overrides: SetOptions = None,
-) -> Result:
-    """Export everything of a tenant into one file: conversations, files, keys, memories, costs and the search index.
-
-    The archive is a snapshot: the server may go on while it is written. It contains all text and the digests of keys,
-    so protect it like the database.
-    """
-    from quire.schemas.records import TenantArchiveSchema
-
-    if file.exists() and not force:
-        raise InvalidRequest(f"{file} already exists. Choose another name, or overwrite it with --force.")
-    part = file.with_name(f"{file.name}.part")
-    async with open_store(overrides, tenant=tenant) as store:
-        try:
-            with show_progress("Exporting"), gzip.open(part, "wt", COMPRESSION_LEVEL, encoding="utf-8") as stream:
-                archive = await store.lagging().export_tenant(stream.write)
-            part.replace(file)
-        finally:
-            part.unlink(missing_ok=True)
-    document = TenantArchiveSchema(file=str(file), **archive._asdict())
-    conversations = pluralize(document.conversations, "conversation")
-    return Result(document, f"Exported {conversations} of {store.tenant} with {document.rows:,} rows to {file}.")
-
-
-@command(app, "quire tenant import tenant.jsonl.gz --tenant observatory", name="import")
-async def import_(
-    file: Annotated[Path, typer.Argument(help="An archive from `quire tenant export`.", exists=True, dir_okay=False)],
-    *,
-    tenant: TenantOption = None,
-    overrides: SetOptions = None,
-) -> Result:
-    """Import an archive as a new tenant, all of it or nothing, and verify every digest.
-
-    The archive may come from the other kind of database. Its schema must be the one of this version.
-    """
-    from quire.schemas.records import TenantArchiveSchema
-
-    async with open_store(overrides, tenant=tenant) as store:
-        with show_progress("Importing"), gzip.open(file, "rt", encoding="utf-8") as stream:
-            try:
-                archive = await store.import_tenant(stream)
-            except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as error:
-                raise InvalidRequest(f"{file} is no complete archive of a tenant: {error}.") from error
-        document = TenantArchiveSchema(file=str(file), **archive._asdict())
-        faults = await find_faults(store, await list_conversation_ids(store), with_tenant=True)
-    if document.skipped_keys:
-        print_note(f"Left out {pluralize(document.skipped_keys, 'API key')} that another tenant of this database has.")
-    if faults:
-        print_note(f"{pluralize(len(faults), 'fault')} found. `quire tenant verify {store.tenant}` lists them.")
-    conversations = pluralize(document.conversations, "conversation")
-    text = f"Imported {conversations} with {document.rows:,} rows as {store.tenant}, and verified them."
-    return Result(document, text if not faults else "", exit_code=EXIT_FAILED if faults else 0)
-
-
 @command(app, "quire tenant verify observatory")
 async def verify(
     tenant: Annotated[
@@ -184,7 +118,7 @@ async def purge(
 ) -> Result:
     """Permanently delete a tenant: conversations, files, keys, memories, costs, search index and audit trail.
 
-    Stop using the tenant first. On PostgreSQL the database URL must be the owner's, as for `quire db upgrade`. Archives
+    Stop using the tenant first. On PostgreSQL the database URL must be the owner's, as for `quire db upgrade`. Exports
     and backups still have the tenant. If it is encrypted, its key is deleted too, and backups without the table of keys
     cannot be read any more.
     """
@@ -208,64 +142,6 @@ async def purge(
         raise InvalidRequest(f"There is no tenant {tenant}. `quire tenant list` lists those with conversations.")
     conversations = pluralize(document.conversations, "conversation")
     return Result(document, f"Deleted the tenant {tenant}: {conversations}, {document.rows:,} rows.")
-
-
-@command(app, "quire tenant move observatory --to b")
-async def move(
-    tenant: Annotated[str, typer.Argument(help="The tenant to move, with its people.")],
-    *,
-    to: Annotated[str | None, typer.Option(metavar="CELL", help="The cell to move it to.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a move that was interrupted.")] = False,
-    undo: Annotated[
-        bool, typer.Option("--undo", help="Return from a move that was interrupted; its copy is deleted.")
-    ] = False,
-    keep_source: Annotated[
-        bool, typer.Option("--keep-source", help="Keep the rows in the old cell, where nothing reads them.")
-    ] = False,
-    overrides: SetOptions = None,
-) -> Result:
-    """Move a tenant to another cell while it is served, and compare every row.
-
-    Writes of the tenant wait for a few seconds at the end. The URLs in the settings must name the owner, as for
-    `quire db upgrade`. A move that was interrupted can be continued or undone.
-    """
-    from quire.cli.engine_setup import load_cli_settings, resolve_database_url
-    from quire.schemas.records import MovedTenantSchema
-    from quire.settings.schema import list_cell_urls
-
-    settings = load_cli_settings(overrides).settings
-    if [to is not None, resume, undo].count(True) != 1:
-        raise InvalidRequest("Give one of --to CELL, --resume and --undo.")
-    if not settings.cells:
-        raise InvalidRequest("There are no cells. Name them under `cells` in the settings.")
-    try:
-        from quire.store.tenant_move import TenantMover
-    except ImportError as missing:
-        raise MissingExtra(extra="postgres", feature="Moving a tenant") from missing
-
-    def run() -> MovedTenantSchema:
-        urls = list_cell_urls(resolve_database_url(settings), settings.cells)
-        with TenantMover(urls, tenant, report=print_note) as mover:
-            if undo:
-                return MovedTenantSchema(tenant=tenant, cell=mover.undo())
-            done = mover.resume(keep_source=keep_source) if to is None else mover.start(to, keep_source=keep_source)
-        return MovedTenantSchema(
-            tenant=tenant,
-            cell=done.target,
-            conversations=done.conversations,
-            rows=done.rows,
-            seconds=round(done.seconds, 3),
-            frozen_seconds=round(done.frozen_seconds, 3),
-        )
-
-    document = await asyncio.to_thread(run)
-    if undo:
-        return Result(document, f"The tenant {tenant} stays in the cell {document.cell}.")
-    text = (
-        f"Moved {tenant} to the cell {document.cell}: {pluralize(document.conversations, 'conversation')}, "
-        f"{document.rows:,} rows in {document.seconds:.1f} s. Writes waited {document.frozen_seconds:.1f} s."
-    )
-    return Result(document, text)
 
 
 @command(app, "quire tenant rewrap")

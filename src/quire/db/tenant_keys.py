@@ -279,5 +279,6 @@ def _check_unused(connection: Connection, tenant: str) -> None:
         if connection.execute(select(table.c.tenant).where(table.c.tenant == tenant).limit(1)).first() is not None:
             raise InvalidConfiguration(
                 f"The tenant {tenant} has rows but no data key: they were stored before it was encrypted, or its key "
-                "was destroyed. To encrypt it, export it without `encryption`, purge it, and import it."
+                "was destroyed. To encrypt it, export its conversations without `encryption`, purge it, and import "
+                "them."
             )

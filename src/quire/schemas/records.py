@@ -120,25 +120,8 @@ class TenantSchema(JsonModel):
     cell: str | None = Field(description="The cell in which the tenant lives; null if there are no cells.")
 
 
-class MovedTenantSchema(JsonModel):
-    tenant: str
-    cell: str
-    conversations: int = 0
-    rows: int = 0
-    seconds: float = 0.0
-    frozen_seconds: float = 0.0
-
-
 class TenantListSchema(JsonModel):
     tenants: list[TenantSchema]
-
-
-class TenantArchiveSchema(JsonModel):
-    tenant: str
-    file: str
-    conversations: int
-    rows: int
-    skipped_keys: int = Field(description="API keys that were left out: another tenant of the database has them.")
 
 
 class VerifiedTenantSchema(JsonModel):

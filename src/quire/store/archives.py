@@ -13,12 +13,15 @@ to.
 """
 
 import asyncio
+import json
+import lzma
+from base64 import b64decode, b64encode
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 from cachetools import LRUCache
-from sqlalchemy import Connection, delete, func, select, text, update
+from sqlalchemy import Column, Connection, Table, delete, func, literal, select, text, tuple_, update
 
 from quire.db.column_types import open_value, seal_value, verify_values
 from quire.db.database import TransactionOptions
@@ -53,9 +56,12 @@ from quire.model.ids import now
 from quire.objects import MissingObject, ObjectKind, ObjectStorage, make_object_name
 from quire.store.integrity import ReadObject, verify_conversation
 from quire.store.purge import find_holding_blobs, list_written_forms
-from quire.store.tenant_archive import format_rows, list_columns, pack_lines, parse_rows, read_pages, unpack_lines
 
 ARCHIVED_TABLES = (entries, manifests, request_bodies)
+ROWS_PER_LINE = 500
+LARGE_ROWS_PER_LINE = 20
+_BYTES_KEY = "base64"
+COMPRESSION_PRESET = 2
 UPLOAD_MICROS = 3_600 * 1_000_000
 """Time after which an upload that did not end is given up, and its object deleted."""
 READ_GRACE_SECONDS = 0.5
@@ -88,6 +94,59 @@ def _own(table: Any, tenant: str, conversation: str) -> tuple[Any, Any]:
 # --- Archives of conversations
 
 
+def pack_lines(lines: Sequence[str]) -> bytes:
+    return lzma.compress("\n".join(lines).encode(errors="surrogatepass"), preset=COMPRESSION_PRESET)
+
+
+def unpack_lines(data: bytes) -> list[str]:
+    """The lines of an archive. Raises `ValueError` if the bytes are none."""
+    try:
+        return lzma.decompress(data).decode(errors="surrogatepass").split("\n")
+    except lzma.LZMAError as error:
+        raise ValueError(f"not an archive: {error}") from error
+
+
+def _list_columns(table: Table) -> list[Column[Any]]:
+    """The columns of an archived row, in their order."""
+    return [column for column in table.columns if column.name != "tenant"]
+
+
+def _format_rows(table: Table, rows: Sequence[Sequence[Any]]) -> str:
+    """A line with these rows."""
+    value = {"table": table.name, "columns": [column.name for column in _list_columns(table)], "rows": rows}
+    return json.dumps(value, default=_encode_bytes, ensure_ascii=False, separators=(",", ":"))
+
+
+def parse_rows(line: str) -> tuple[str, list[dict[str, Any]]]:
+    """The name of the table and the rows of a line."""
+    content = json.loads(line)
+    return content["table"], [
+        dict(zip(content["columns"], map(_decode_value, row), strict=True)) for row in content["rows"]
+    ]
+
+
+def _encode_bytes(value: object) -> dict[str, str]:
+    if not isinstance(value, bytes):
+        raise TypeError(f"a row has no values of type {type(value).__name__}")
+    return {_BYTES_KEY: b64encode(value).decode()}
+
+
+def _decode_value(value: Any) -> Any:
+    return b64decode(cast(dict[str, str], value)[_BYTES_KEY]) if isinstance(value, dict) else value
+
+
+def _read_pages(connection: Connection, tenant: str, table: Table, conversation: str) -> Iterator[list[list[Any]]]:
+    """The archived columns of the conversation's rows, in the order of their key, which begins with the tenant."""
+    columns, key = _list_columns(table), list(table.primary_key.columns)[1:]
+    limit = LARGE_ROWS_PER_LINE if table is request_bodies else ROWS_PER_LINE
+    query = select(*columns).where(*_own(table, tenant, conversation)).order_by(*key).limit(limit)
+    page = [list(row) for row in connection.execute(query)]
+    while page:
+        yield page
+        last = tuple_(*(literal(page[-1][columns.index(column)], column.type) for column in key))
+        page = [list(row) for row in connection.execute(query.where(tuple_(*key) > last))]
+
+
 def _build_archive(connection: Connection, tenant: str, conversation: str) -> _Archive | None:
     """The archive, or None if the conversation has background work or nothing to move."""
     branches = list_branches(connection, tenant, conversation)
@@ -99,9 +158,11 @@ def _build_archive(connection: Connection, tenant: str, conversation: str) -> _A
     lines: list[str] = []
     row_bytes = 0
     for table in ARCHIVED_TABLES:
-        sized = [index for index, column in enumerate(list_columns(table)) if column.name in ("body", "notes", "delta")]
-        for rows in read_pages(connection, tenant, table, table.c.conversation == conversation):
-            lines.append(format_rows(table, rows))
+        sized = [
+            index for index, column in enumerate(_list_columns(table)) if column.name in ("body", "notes", "delta")
+        ]
+        for rows in _read_pages(connection, tenant, table, conversation):
+            lines.append(_format_rows(table, rows))
             row_bytes += sum(_count_bytes(row[index]) for row in rows for index in sized)
             yield_to_event_loop(connection)
     tokens = select(func.sum(entries.c.tokens)).where(*_own(entries, tenant, conversation), entries.c.kind == "message")

@@ -330,12 +330,12 @@ class _Importer:
             self._flush()
 
     def _flush(self) -> None:
-        if self._pending:
+        # A branch without entries of its own is as it was created: nothing of it is to be indexed.
+        if self._pending and self._branch is not None:
             append.insert_entries(self._connection, self._tenant, self._pending)
             entry_digests = ((entry, entry.blob_digests()) for entry in self._pending)
             append.insert_blob_uses(self._connection, self._tenant, entry_digests)
             self._pending = []
-        if self._branch is not None:
             conversations.move_head(self._connection, self._tenant, self._branch)
 
 

@@ -77,7 +77,6 @@ from quire.store.all_tenants import AllTenants
 from quire.store.archives import Offloading, verify_stored
 from quire.store.backtests import Backtests
 from quire.store.purge import count_value_rows, erase_value, purge_entries, purge_tenant
-from quire.store.tenant_archive import TenantArchive, export_tenant, import_tenant
 from quire.store.turn_records import append_items, open_conversation, record_reply
 from quire.turns.background_responses import BackgroundRequests
 from quire.turns.events import TurnEvents
@@ -295,7 +294,6 @@ class SqlStore(StorePart):
     put_blob = write(blobs.put_blob)
     is_purged = read(conversations.is_purged)
     has_purged_content = read_inline(has_purged_content)
-    import_tenant = write_bulk(import_tenant)
     verify_tenant = read_bulk(integrity.verify_tenant)
     purge = _erase(purge_entries)
     _erase_value = _erase(erase_value)
@@ -345,10 +343,6 @@ class SqlStore(StorePart):
         except ObjectStorageUnavailable:
             return found, records
         return [entry or archived.get(key) for key, entry in zip(keys, found, strict=True)], records
-
-    async def export_tenant(self, write: Callable[[str], object]) -> TenantArchive:
-        """Writes the archive of the tenant line by line."""
-        return await self.run(read_bulk, export_tenant, write, read_object=self.offloading.read_in_transaction)
 
     async def verify_conversation(self, conversation: str) -> list[IntegrityFault]:
         """The faults of a conversation. An empty list means that every byte is as it was recorded."""
