@@ -322,10 +322,12 @@ REFUSED: dict[str, Callable[[SqlStore], Any]] = {
     ),
     "message_index.put_segments": lambda store: store.message_index.put_segments([SEGMENT]),
     "offloading.offload": lambda store: store.offloading.offload("theirs"),
+    "take_over": lambda store: store.take_over("theirs"),
     "memories.add": lambda store: store.memories.add("agent", "mine", citation=Citation("theirs", 0, 1)),
 }
 WITHOUT_CONVERSATION = {
     "create_conversation",
+    "open_conversation",
     "list_conversations",
     "list_origins",
     "list_tags",
