@@ -25,7 +25,7 @@ from quire.model import (
     Unpin,
     Usage,
 )
-from quire.schemas.context import EditEffectSchema
+from quire.schemas.context import EditEffectSchema, RestoredCountsSchema
 from quire.store import SqlStore
 
 
@@ -409,6 +409,34 @@ def test_an_edit_says_what_it_does_and_when(moment: Any, rewritten: int, expecte
     waiting = EditEffectSchema(
         drops=[3], restores=[], quotes=[], compaction=None, moment=moment, cold_in_seconds=214, removed_tokens=4_010,
         added_tokens=0, prompt_tokens=40_500, rewritten_tokens=rewritten, cost_usd=0.25, unedited_cost_usd=0.02,
+        restored=None, thinking_blocks=0,
     )  # fmt: skip
     change = "Next request: −4,010 tokens, about 40,500 in all before your message."
     assert list(format_waiting_edits(waiting)) == [change, expected]
+    partial = RestoredCountsSchema(messages=12, all_messages=30, results=2, all_results=8)
+    planned, thinking, *_ = format_waiting_edits(
+        waiting.model_copy(update={"restored": partial, "thinking_blocks": 25})
+    )
+    assert planned.startswith(
+        "Planned: 12 of 30 messages and 2 of 8 tool results come back; the summary stays for the rest."
+    )
+    assert thinking.startswith("25 blocks of signed reasoning go too")
+
+
+def test_an_edit_names_what_it_changed_and_asks_where_two_agents_run(home: CliHome):
+    async def record(*names: str) -> None:
+        async with SqlStore.open(home.url) as store:
+            for name in names:
+                origin = ConversationOrigin(client="claude-code", session=name)
+                await store.create_conversation(name, title=f"About {name}", origin=origin)
+                await store.append(name, Message.user("Which port?"), Message.assistant("8300."))
+
+    asyncio.run(record("tides"))
+    assert "In “About tides” (claude-code, tides):" in invoke_cli("context", "drop", "2").output
+    asyncio.run(record("mills"))
+    refused = invoke_cli("context", "drop", "2")
+    assert refused.exit_code == 1
+    assert "2 agents were running in the last 15 minutes. Name the conversation to change:" in refused.output
+    assert "“About mills” (claude-code, mills)" in refused.output
+    assert "“About tides” (claude-code, tides)" in refused.output
+    assert "In “About mills” (claude-code, mills):" in invoke_cli("context", "drop", "2", "mills").output

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from quire.cli.output import NO_CONVERSATION, Result, print_note, print_result, show_spinner
+from quire.cli.output import NO_CONVERSATION, Result, print_note, print_result, show_spinner, to_one_line
 from quire.errors import ConversationNotFound, InvalidRequest, NotFound, QuireError
 from quire.rows.branches import choose_branch_used_last
 
@@ -36,6 +36,9 @@ MAX_NAMED_CONVERSATIONS = 10_000
 MAX_COMPLETIONS = 50
 """Conversation ids that the shell completion offers."""
 MAX_SUGGESTED_IDS = 3
+RUNNING_SECONDS = 900
+"""An agent that sent a request within this time counts as running."""
+MAX_TITLE_CHARS = 60
 
 _VALUE_NAMES: dict[type, str] = {int: "N", float: "N", Path: "PATH"}
 
@@ -255,10 +258,13 @@ async def open_store(
 
 
 @asynccontextmanager
-async def open_conversation(target: CommandTarget, *, servers: bool = False) -> AsyncGenerator["Conversation"]:
+async def open_conversation(
+    target: CommandTarget, *, servers: bool = False, edits: bool = False
+) -> AsyncGenerator["Conversation"]:
     """Opens an existing conversation, or raises `ConversationNotFound`: these commands create none.
 
-    With `servers`, the agent's MCP servers are started; their problems are printed to standard error.
+    With `servers`, the agent's MCP servers are started; their problems are printed to standard error. A command that
+    `edits` asks which one is meant if several agents are running.
     """
     from quire.cli.engine_setup import format_server_problem, open_engine_from_settings, start_servers
     from quire.engine import Conversation
@@ -271,9 +277,45 @@ async def open_conversation(target: CommandTarget, *, servers: bool = False) -> 
             for problem in started.problems:
                 print_note(format_server_problem(problem))
             engine = started.engine
-        conversation_id = await resolve_conversation_id(engine.store, target.conversation)
+        name = target.conversation
+        if edits and name is None:
+            name = await _choose_running_agent(engine.store)
+        conversation_id = await resolve_conversation_id(engine.store, name)
         branch = await find_branch(engine.store, conversation_id, target.branch)
         yield Conversation(engine, conversation_id, branch.number)
+
+
+async def _choose_running_agent(store: "SqlStore") -> str | None:
+    """The conversation that an edit without a name means, if several agents have been running, else None. Asks on a
+    terminal; raises `InvalidRequest` elsewhere."""
+    from quire.model.ids import now
+
+    since = now() - RUNNING_SECONDS * 1_000_000
+    recent = await store.list_conversations(limit=CONVERSATION_PAGE_SIZE, main_only=True)
+    running = [each for each in recent if each.owner is not None and each.updated_at > since]
+    if len(running) < 2:
+        return None
+    lines = [f"{number}. {_name_record(each)}" for number, each in enumerate(await store.fill_titles(*running), 1)]
+    question = f"{len(running)} agents were running in the last {RUNNING_SECONDS // 60} minutes."
+    if not sys.stdin.isatty():
+        raise InvalidRequest("\n".join([f"{question} Name the conversation to change:", *lines]))
+    print_note("\n".join([question, *lines]))
+    number: int = typer.prompt("Which one", type=int, err=True)
+    if not 1 <= number <= len(running):
+        raise InvalidRequest(f"There is no number {number}, so nothing was changed.")
+    return running[number - 1].id
+
+
+def _name_record(record: "ConversationRecord") -> str:
+    agent = f"{record.owner}, " if record.owner is not None else ""
+    return f"“{to_one_line(record.title, MAX_TITLE_CHARS)}” ({agent}{record.id})"
+
+
+async def name_conversation(conversation: "Conversation") -> str:
+    """The conversation that a command changed, and the agent whose it is."""
+    store = conversation.engine.store
+    [record] = await store.fill_titles(await store.get_conversation(conversation.id))
+    return f"In {_name_record(record)}:"
 
 
 async def resolve_conversation_id(store: "SqlStore", name: str | None) -> str:

@@ -17,6 +17,7 @@ from quire.cli.common import (
     WithServers,
     command,
     create_group,
+    name_conversation,
     open_conversation,
 )
 from quire.cli.context_changes import format_waiting_edits, load_active_compaction, load_waiting_edits
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         ActiveCompactionSchema,
         ContextItemSchema,
         EditEffectSchema,
+        RestoredCountsSchema,
         SessionItemsSchema,
     )
 
@@ -95,6 +97,7 @@ async def show(
         store = conversation.engine.store
         entry = await store.get_entry(conversation.id, reply, branch=conversation.branch) if reply is not None else None
         waiting = await load_waiting_edits(conversation) if not is_named else None
+        restored = await _load_restored(conversation, manifest) if not is_next else None
     document = ContextWindowSchema(
         conversation=manifest.conversation,
         branch=manifest.branch,
@@ -104,11 +107,18 @@ async def show(
         item_counts=count_items(manifest),
         entry=entry_to_schema(entry) if entry is not None else None,
         servers_not_started=missing,
+        restored=restored,
     )
 
     def draw(console: "Console") -> "Iterable[RenderableType]":
         unfolded = list(ContextSection) if unfold_all else unfold or ()
         yield from draw_request(manifest, console, reply=reply, unfolded=unfolded, answer=document.entry)
+        if restored is not None:
+            yield make_text(
+                f"\nOf what the agent's compaction replaced, it had {restored.messages:,} of "
+                f"{pluralize(restored.all_messages, 'message')} and {restored.results:,} of "
+                f"{pluralize(restored.all_results, 'tool result')}."
+            )
         if waiting is not None:
             yield make_text(f"\n{_name_waiting(waiting)}")
             yield make_text("\n".join(format_waiting_edits(waiting)))
@@ -116,6 +126,17 @@ async def show(
             yield make_text(f"\n{format_not_started(missing)}")
 
     return Result(document, draw)
+
+
+async def _load_restored(conversation: "Conversation", manifest: "Manifest") -> "RestoredCountsSchema | None":
+    if not any(each.reason == "restored" for each in manifest.included):
+        # The imports below take a tenth of a second.
+        return None
+    from quire.proxy.edit_effects import load_restored
+    from quire.schemas.context import RestoredCountsSchema
+
+    counts = await load_restored(conversation, manifest)
+    return RestoredCountsSchema(**counts._asdict()) if counts is not None else None
 
 
 @command(app, "quire context timeline")
@@ -219,7 +240,7 @@ def _draw_items(document: "SessionItemsSchema") -> "Iterable[RenderableType]":
 @command(app, "quire context pin 2")
 async def pin(target: CommandTarget, message: MessageNumber) -> Result:
     """Pin a message, so that no compaction archives or shortens it."""
-    async with open_conversation(target) as conversation:
+    async with open_conversation(target, edits=True) as conversation:
         await conversation.pin(message)
         return await _list_pins(conversation)
 
@@ -227,7 +248,7 @@ async def pin(target: CommandTarget, message: MessageNumber) -> Result:
 @command(app, "quire context unpin 4")
 async def unpin(target: CommandTarget, message: MessageNumber) -> Result:
     """Unpin a message."""
-    async with open_conversation(target) as conversation:
+    async with open_conversation(target, edits=True) as conversation:
         state = (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state
         if message not in state.pins:
             raise InvalidRequest(f"#{message} is not pinned.")
@@ -246,7 +267,7 @@ async def drop(
     now: Now = False,
 ) -> Result:
     """Drop messages or tool results. Later requests, including an agent's, have stubs in their place."""
-    async with open_conversation(target) as conversation:
+    async with open_conversation(target, edits=True) as conversation:
         for number in _parse_numbers(messages):
             await conversation.drop(number, reason=reason, now=now)
         return await _list_drops(conversation)
@@ -255,7 +276,7 @@ async def drop(
 @command(app, "quire context restore 4")
 async def restore(target: CommandTarget, messages: MessageNumbers, *, now: Now = False) -> Result:
     """Restore messages: dropped ones as they were, ones that a compaction archived as pinned messages."""
-    async with open_conversation(target) as conversation:
+    async with open_conversation(target, edits=True) as conversation:
         for number in _parse_numbers(messages):
             await conversation.restore(number, now=now)
         return await _list_drops(conversation)
@@ -284,7 +305,8 @@ async def _list_drops(conversation: "Conversation") -> Result:
     )
     pending = frozenset(waiting.drops if waiting is not None else ())
     numbers = ", ".join(f"#{each.message}{' (waiting)' * (each.message in pending)}" for each in document.drops)
-    lines = [f"Dropped: {numbers}." if numbers else "No message is dropped.", *format_waiting_edits(waiting)]
+    listed = f"Dropped: {numbers}." if numbers else "No message is dropped."
+    lines = [await name_conversation(conversation), listed, *format_waiting_edits(waiting)]
     return Result(document, "\n".join(lines))
 
 
@@ -301,7 +323,7 @@ async def _list_pins(conversation: "Conversation") -> Result:
 
     pins = (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state.pins
     document = BranchPinsSchema(conversation=conversation.id, branch=conversation.branch, pins=list(pins))
-    return Result(document, _format_pins(document.pins))
+    return Result(document, f"{await name_conversation(conversation)}\n{_format_pins(document.pins)}")
 
 
 def _format_pins(pins: Iterable[int]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.common import CommandTarget, command, create_group, open_conversation, run_async
+from quire.cli.common import CommandTarget, command, create_group, name_conversation, open_conversation, run_async
 from quire.cli.output import (
     Result,
     format_compaction,
@@ -58,7 +58,7 @@ async def compact(
         if isinstance(event, CompactionFailed):
             print_note(f"quire: {event.detail} Using an extractive summary instead.")
 
-    async with open_conversation(target) as conversation:
+    async with open_conversation(target, edits=not preview) as conversation:
         if preview:
             plan = CompactionPlanSchema.from_plan(await conversation.plan_compaction())
             document = CompactionPreviewSchema(conversation=conversation.id, branch=conversation.branch, plan=plan)
@@ -66,7 +66,7 @@ async def compact(
         conversation.engine.subscribe(print_failure)
         with show_spinner("Compacting"):
             entry = await conversation.compact(instructions=keep)
-        return _describe_compaction(conversation, entry, empty_message="There is nothing to compact.")
+        return await _describe_compaction(conversation, entry, empty_message="There is nothing to compact.")
 
 
 def _draw_plan(plan: "CompactionPlanSchema | None") -> "Iterable[RenderableType]":
@@ -86,14 +86,16 @@ def _draw_plan(plan: "CompactionPlanSchema | None") -> "Iterable[RenderableType]
     )
 
 
-def _describe_compaction(conversation: "Conversation", entry: "Entry | None", *, empty_message: str) -> Result:
+async def _describe_compaction(conversation: "Conversation", entry: "Entry | None", *, empty_message: str) -> Result:
     """The entry of a compaction and what it did, or `empty_message` if there is none."""
     from quire.model import Compaction
     from quire.schemas.context import CompactionResultSchema
     from quire.schemas.entries import entry_to_schema
 
     body = entry.body if entry is not None else None
-    line = f"{format_compaction(body)}. {UNDO_HINT}" if isinstance(body, Compaction) else empty_message
+    line = empty_message
+    if isinstance(body, Compaction):
+        line = f"{await name_conversation(conversation)}\n{format_compaction(body)}. {UNDO_HINT}"
     document = CompactionResultSchema(
         conversation=conversation.id,
         branch=conversation.branch,
@@ -108,7 +110,8 @@ async def undo(target: CommandTarget) -> Result:
     from quire.model import Restore
     from quire.schemas.context import UndoneCompactionSchema
 
-    async with open_conversation(target) as conversation:
+    async with open_conversation(target, edits=True) as conversation:
+        edited = await name_conversation(conversation)
         body = (await conversation.undo_compaction()).body
         active = await load_active_compaction(conversation)
         waiting = await load_waiting_edits(conversation)
@@ -116,12 +119,12 @@ async def undo(target: CommandTarget) -> Result:
     document = UndoneCompactionSchema(
         conversation=conversation.id, branch=conversation.branch, undone=undone, active=active, waiting=waiting
     )
-    now = (
-        f"Compaction {active.compaction.number} is active again."
-        if active is not None
-        else "The model sees every message again."
-    )
-    lines = [f"Undid the compaction in entry #{undone}. {now}", *format_waiting_edits(waiting)]
+    now = "The model sees every message again."
+    if waiting is not None and waiting.compaction is not None:
+        now = "The agent's list has its summary until then."
+    elif active is not None:
+        now = f"Compaction {active.compaction.number} is active again."
+    lines = [edited, f"Undid the compaction in entry #{undone}. {now}", *format_waiting_edits(waiting)]
     return Result(document, "\n".join(lines))
 
 
@@ -130,14 +133,15 @@ async def redo(target: CommandTarget) -> Result:
     """Redo the compaction that was undone last, unless another one was made since."""
     from quire.schemas.context import ChangedSummarySchema
 
-    async with open_conversation(target) as conversation:
+    async with open_conversation(target, edits=True) as conversation:
+        edited = await name_conversation(conversation)
         entry = await conversation.redo_compaction()
         active = await load_active_compaction(conversation)
         waiting = await load_waiting_edits(conversation)
     document = ChangedSummarySchema(
         conversation=conversation.id, branch=conversation.branch, active=active, waiting=waiting
     )
-    lines = [f"The compaction is active again, as entry #{entry.seq}.", *format_waiting_edits(waiting)]
+    lines = [edited, f"The compaction is active again, as entry #{entry.seq}.", *format_waiting_edits(waiting)]
     return Result(document, "\n".join(lines))
 
 
@@ -159,6 +163,16 @@ def format_waiting_edits(waiting: "EditEffectSchema | None") -> "Iterable[str]":
     changes = [
         f"{sign}{count:,}" for count, sign in ((waiting.added_tokens, "+"), (waiting.removed_tokens, "−")) if count
     ]
+    if (back := waiting.restored) is not None:
+        rest = "" if back.messages == back.all_messages else "; the summary stays for the rest"
+        yield (
+            f"Planned: {back.messages:,} of {pluralize(back.all_messages, 'message')} and {back.results:,} of "
+            f"{pluralize(back.all_results, 'tool result')} come back{rest}. `quire context show` counts them once the "
+            "request was sent."
+        )
+    if waiting.thinking_blocks:
+        blocks = pluralize(waiting.thinking_blocks, "block")
+        yield f"{blocks} of signed reasoning go too: a signature holds only for the list that it was made for."
     if changes:
         yield f"Next request: {' '.join(changes)} tokens, about {waiting.prompt_tokens:,} in all before your message."
     written = ""
@@ -197,7 +211,7 @@ def edit(
     """Edit the summary. The old one stays in the log."""
 
     async def load_summary() -> tuple[str, str]:
-        async with open_conversation(target) as conversation:
+        async with open_conversation(target, edits=True) as conversation:
             active = await load_active_compaction(conversation)
             if active is None or active.compaction.covers is None:
                 raise InvalidRequest("There is no summary to edit; create one with `quire context compact`.")
@@ -206,7 +220,7 @@ def edit(
     async def save_summary(conversation_id: str, summary: str, *, changed: bool) -> Result:
         async with open_conversation(replace(target, conversation=conversation_id)) as conversation:
             entry = await conversation.edit_summary(summary) if changed else None
-            return _describe_compaction(conversation, entry, empty_message="The summary was not changed.")
+            return await _describe_compaction(conversation, entry, empty_message="The summary was not changed.")
 
     # Outside of any event loop: while the user writes, Ctrl-C must reach the editor or end the command.
     conversation_id, old_summary = run_async(load_summary())
@@ -228,7 +242,7 @@ async def clear(target: CommandTarget) -> Result:
     from quire.model import Compaction, Draft, Span
     from quire.view.counted_input import count_summary
 
-    async with open_conversation(target) as conversation:
+    async with open_conversation(target, edits=True) as conversation:
         store, manifest = conversation.engine.store, await conversation.preview()
         branch = await store.get_branch(conversation.id, conversation.branch)
         active, entry = branch.state.active_compaction, None
@@ -247,7 +261,7 @@ async def clear(target: CommandTarget) -> Result:
             )
             draft = Draft(body=body, tokens=count_summary(body, conversation.engine.message_counter))
             [entry] = await store.append(conversation.id, draft, branch=conversation.branch)
-        return _describe_compaction(conversation, entry, empty_message="There is nothing to clear.")
+        return await _describe_compaction(conversation, entry, empty_message="There is nothing to clear.")
 
 
 def edit_in_editor(text: str) -> str:

@@ -93,7 +93,8 @@ def read_request(connection: sqlite3.Connection, words: Sequence[str]) -> DrawFu
     if reply == 0:
         return None
     found = find_request(connection, DEFAULT_TENANT, conversation=conversation, branch=branch, reply=reply)
-    if found is None:
+    if found is None or any(each.reason == "restored" for each in found.manifest.included):
+        # What came back is counted from the log.
         return None
     return lambda console: draw_request(
         found.manifest, console, reply=found.reply.seq, unfolded=unfolded, answer=found.reply

@@ -54,6 +54,20 @@ class WaitingEdits(NamedTuple):
         return bool(self.drops or self.restores) or self.summary is not None
 
 
+class RestoredCounts(NamedTuple):
+    """Of the messages and tool results that a summary replaced, how many come back."""
+
+    messages: int
+    all_messages: int
+    results: int
+    all_results: int
+
+    @classmethod
+    def from_entries(cls, restored: Sequence[Entry], covered: Sequence[Entry]) -> "RestoredCounts":
+        results, all_results = (sum(len(each.message.tool_results) for each in part) for part in (restored, covered))
+        return cls(len(restored), len(covered), results, all_results)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditedTokens:
     """Tokens of what the edits take out of the list and add to it, by Quire's own count."""
@@ -64,6 +78,9 @@ class EditedTokens:
     """Tokens of messages that the newest request did not have in any form."""
     unchanged: int = 0
     """Tokens of the messages before the first change."""
+    restored: RestoredCounts | None = None
+    thinking_blocks: int = 0
+    """Signed reasoning that leaves the list, since it was signed for another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +101,10 @@ class EditEffect:
     """Cost of the next request's input, if the edits take effect with it."""
     unedited_cost: Cost
     """The same without the edits."""
+    restored: RestoredCounts | None
+    """What comes back of what the client's summary replaced. None if no compaction was undone."""
+    thinking_blocks: int
+    """Blocks of signed reasoning that leave the list with the edits."""
 
 
 def find_waiting(state: BranchState, manifest: Manifest) -> WaitingEdits:
@@ -155,6 +176,8 @@ def estimate_effect(
         rewritten_tokens=edited - read_after if is_warm and waiting.change_the_list else 0,
         cost=price(edited, read_after),
         unedited_cost=price(unedited, usage.input_tokens if is_warm else 0),
+        restored=tokens.restored,
+        thinking_blocks=tokens.thinking_blocks,
     )
 
 
@@ -197,6 +220,21 @@ async def load_effect(conversation: Conversation) -> EditEffect | None:
     if waiting == WaitingEdits():
         return None
     return await _Loader(conversation, state, newest_request).estimate(waiting)
+
+
+async def load_restored(conversation: Conversation, manifest: Manifest) -> RestoredCounts | None:
+    """What a request that was sent had of what the client's summary replaced. None if no compaction was undone."""
+    row = next((each for each in manifest.included if each.reason == "restored"), None)
+    client = manifest.forwarded.compaction if manifest.forwarded is not None else None
+    if row is None or row.span is None or client is None:
+        return None
+    store, branch = conversation.engine.store, conversation.branch
+    body = (await store.get_entry(conversation.id, client, branch=branch)).body
+    if not isinstance(body, Compaction) or body.covers is None:
+        return None
+    covers = body.covers.model_copy(update={"last": max(row.span.last, body.covers.last)})
+    covered = await read_restorable(store, conversation.id, covers, branch=branch)
+    return RestoredCounts.from_entries([each for each in covered if each.seq in row.span], covered)
 
 
 class _NewestRequest(NamedTuple):
@@ -282,8 +320,8 @@ class _Loader:
         if waiting.summary is not None:
             tokens = await self._count_summary(waiting.summary, tokens)
         if waiting.change_the_list and self.request.manifest.policy.wire_format == "messages":
-            thinking = await self._count_thinking(entries)
-            tokens = replace(tokens, removed=tokens.removed + thinking)
+            thinking, blocks = await self._count_thinking(entries)
+            tokens = replace(tokens, removed=tokens.removed + thinking, thinking_blocks=blocks)
         return tokens
 
     async def _count_summary(self, client_compaction: int, tokens: EditedTokens) -> EditedTokens:
@@ -311,18 +349,19 @@ class _Loader:
             compaction,
             self.request.manifest.policy,
             place=(name, branch, client_compaction),
-            is_manual=MANUAL_COMPACTION in self.request.body,
+            body=self.request.body,
             list_tokens=listed + self.request.reply_tokens,
         )
         chosen = choose_newest(covered, room)
         is_whole = len(chosen) == len(covered) and active is None
         # Reasoning is not restored: it was signed for another list.
-        thinking = await run_sized(measure_entries(chosen), _sum_thinking, chosen, self._counter)
+        thinking, _ = await run_sized(measure_entries(chosen), _sum_thinking, chosen, self._counter)
         return replace(
             tokens,
             removed=tokens.removed + (compaction.tokens_after if is_whole else 0),
             recalled=tokens.recalled + sum(each.tokens or 0 for each in chosen) - thinking,
             unchanged=0,
+            restored=RestoredCounts.from_entries(chosen, covered),
         )
 
     async def _get_compaction(self, seq: int) -> Compaction:
@@ -331,8 +370,8 @@ class _Loader:
         assert isinstance(body, Compaction)
         return body
 
-    async def _count_thinking(self, entries: Sequence[Entry]) -> int:
-        """Tokens of signed reasoning in the list, which an edit in place leaves out."""
+    async def _count_thinking(self, entries: Sequence[Entry]) -> tuple[int, int]:
+        """Tokens and blocks of signed reasoning in the list, which an edit in place leaves out."""
         epochs = await self.conversation.engine.store.read_tail(
             self.conversation.id, MAX_READ_EPOCHS, branch=self.conversation.branch, kinds=["epoch"]
         )
@@ -341,14 +380,15 @@ class _Loader:
         return await run_sized(measure_entries(signed), _sum_thinking, signed, self._counter)
 
 
-def _sum_thinking(entries: Sequence[Entry], counter: MessageCounter) -> int:
-    total = 0
+def _sum_thinking(entries: Sequence[Entry], counter: MessageCounter) -> tuple[int, int]:
+    total = blocks = 0
     for entry in entries:
         rest = tuple(part for part in entry.message.parts if not isinstance(part, ThinkingPart))
         if len(rest) < len(entry.message.parts):
             bare = entry.message.model_copy(update={"parts": rest})
             total += counter.count(entry.message) - (counter.count(bare) if rest else 0)
-    return total
+            blocks += len(entry.message.parts) - len(rest)
+    return total, blocks
 
 
 def _find_list_start(manifest: Manifest) -> int:

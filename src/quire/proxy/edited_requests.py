@@ -1,5 +1,6 @@
 """The edits of a conversation, applied to the request of a client that keeps its own list."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -8,6 +9,7 @@ from typing import NamedTuple, cast
 from quire.concurrency.worker_threads import run_sized
 from quire.engine import Engine
 from quire.errors import EntryNotFound
+from quire.ledger import load_sent_body
 from quire.log import Branch
 from quire.model import (
     ActiveCompaction,
@@ -57,6 +59,8 @@ MAX_RESTORED_SHARE = 0.5
 """Share of the room below the client's limit that restored messages take. The rest is for its next messages."""
 MANUAL_COMPACTION = b"<command-name>/compact"
 """What Claude Code adds to its list after a compaction that the user started."""
+_TURN_ID = re.compile(rb'"turn_id":\s*"([^"]+)"')
+"""Where Codex names the turn of a request. A compaction that the user started is a turn of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +242,7 @@ class ListEditor:
             compaction,
             self.engine.policy,
             place=(self.match.conversation, self.match.branch, self.match.compaction),
-            is_manual=MANUAL_COMPACTION in self.client_request.raw,
+            body=self.client_request.raw,
             list_tokens=sum(self.engine.message_counter.count(each.message) for each in self.client_request.messages),
         )
         chosen = choose_newest(covered, room)
@@ -358,14 +362,14 @@ async def measure_restorable_tokens(
     policy: Policy,
     *,
     place: tuple[str, int, int],
-    is_manual: bool,
+    body: bytes,
     list_tokens: int,
 ) -> int:
     """Tokens of covered messages that may come back in addition to a list of this number of tokens.
 
     The client compacts by the tokens that its provider reports: the newest list before the compaction had too
     many, unless the user had it compact. Quire's counts of both lists are corrected by what the provider reported.
-    `place` is the conversation, branch and number of the compaction.
+    `place` is the conversation, branch and number of the compaction, `body` the request that has its summary.
     """
     conversation, branch, seq = place
     before = await _read_sent_tokens(store, conversation, branch, last=seq)
@@ -374,12 +378,34 @@ async def measure_restorable_tokens(
     if before is None:
         limit = min(limit, compaction.tokens_before or limit)
     else:
+        is_manual = MANUAL_COMPACTION in body or await _is_own_turn(store, place, body)
         limit = limit if is_manual else min(limit, before.reported_tokens)
         # Covered messages are chosen by Quire's counts. If these are far too high, they may be right for some messages.
         share = min(1.0, share * before.tokens / before.reported_tokens)
         list_tokens += before.other_tokens
     list_tokens += after.reported_tokens - after.tokens if after is not None else 0
     return int(max(0, limit - list_tokens) * share)
+
+
+async def _is_own_turn(store: SqlStore, place: tuple[str, int, int], body: bytes) -> bool:
+    """Whether the request for a summary was of another turn than the first one after it, which may be `body`. An agent
+    that compacts on its own does it within the turn that goes on."""
+    conversation, branch, seq = place
+    asked = await store.read_tail(conversation, 1, branch=branch, last=seq, kinds=["message"], roles=["assistant"])
+    later = await store.read_range(conversation, branch=branch, first=seq + 1, kinds=["message"])
+    continued = [entry for entry in later if entry.role == "assistant"][:1]
+    bodies = [await _load_body(store, entry, branch) for entry in (*asked, *continued)]
+    turns = [found[1] for each in (*bodies, body)[:2] if (found := _TURN_ID.search(each)) is not None]
+    return len(turns) == 2 and turns[0] != turns[1]
+
+
+async def _load_body(store: SqlStore, reply: Entry, branch: int) -> bytes:
+    """The request that a reply answered, as it was sent. Empty if it is not stored."""
+    try:
+        manifest = await store.get_manifest(reply.conversation, reply.seq, branch=branch)
+    except EntryNotFound:
+        return b""
+    return await load_sent_body(store, manifest, reply.seq) or b""
 
 
 class SentTokens(NamedTuple):

@@ -264,6 +264,15 @@ class PinListSchema(JsonModel):
     pins: list[int]
 
 
+class RestoredCountsSchema(JsonModel):
+    """Of the messages and tool results that an agent's summary replaced, how many come back."""
+
+    messages: int
+    all_messages: int
+    results: int
+    all_results: int
+
+
 class EditEffectSchema(JsonModel):
     """What waiting edits do to the next request of an agent that keeps its own list, and when."""
 
@@ -284,6 +293,10 @@ class EditEffectSchema(JsonModel):
     rewritten_tokens: int = Field(description="Tokens that are written to the cache again if the edits begin now.")
     cost_usd: float | None = Field(description="Input cost of the next request if the edits begin with it.")
     unedited_cost_usd: float | None = Field(description="Input cost of the next request without the edits.")
+    restored: RestoredCountsSchema | None = Field(
+        description="What comes back of what the agent's summary replaced; null if no compaction was undone."
+    )
+    thinking_blocks: int = Field(description="Blocks of signed reasoning that leave the list with the edits.")
 
     @classmethod
     def from_effect(cls, effect: "EditEffect | None") -> "EditEffectSchema | None":
@@ -303,6 +316,8 @@ class EditEffectSchema(JsonModel):
             rewritten_tokens=effect.rewritten_tokens,
             cost_usd=cost.usd if cost.is_complete else None,
             unedited_cost_usd=unedited.usd if unedited.is_complete else None,
+            restored=RestoredCountsSchema(**effect.restored._asdict()) if effect.restored is not None else None,
+            thinking_blocks=effect.thinking_blocks,
         )
 
 
@@ -333,6 +348,9 @@ class ContextWindowSchema(BranchDocument):
     )
     entry: EntrySchema | None = Field(description="The reply.")
     servers_not_started: list[str]
+    restored: RestoredCountsSchema | None = Field(
+        description="What the request had of what the agent's summary replaced; null if no compaction was undone."
+    )
 
 
 class ActiveSummarySchema(BranchDocument):
