@@ -182,6 +182,19 @@ async def test_a_refused_connection():
         await collect_chunks(model, make_prompt("hello"))
 
 
+async def test_a_redirect_gives_no_other_address_the_key_or_the_question():
+    async with run_fake_upstream() as elsewhere:
+
+        async def redirect(request: UpstreamRequest) -> None:
+            await request.respond({}, 307, Location=f"{elsewhere.url}/chat/completions")
+
+        async with run_fake_upstream(redirect) as server:
+            model = get_model("fake", base_url=server.url, api_key="secret")
+            with pytest.raises(ModelUnavailable, match="redirects to another address"):
+                await model.complete(make_prompt("hello"))
+    assert elsewhere.requests == []
+
+
 class TestFakeUpstream:
     @pytest.fixture(params=[get_model, PydanticAIModel.from_name], ids=["direct", "SDK"])
     def connect(self, request: pytest.FixtureRequest) -> ModelFactory:

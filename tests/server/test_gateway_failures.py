@@ -38,6 +38,10 @@ async def send_truncated_json(request: UpstreamRequest) -> None:
     await request.respond(b'{"choices": [{"message": {"role": "assistant", "con')
 
 
+async def redirect(request: UpstreamRequest) -> None:
+    await request.respond({"moved": "elsewhere"}, 307, Location="https://evil.example/v1")
+
+
 async def reset_mid_stream(request: UpstreamRequest) -> None:
     await request.start_sse()
     await request.send_sse(make_chunk_event({"role": "assistant", "content": "Once"}), make_chunk_event(" upon"))
@@ -58,6 +62,7 @@ async def stall_mid_stream(request: UpstreamRequest) -> None:
         (reset_connection, 502, "model_unavailable"),
         (reset_mid_body, 502, "model_unavailable"),
         (send_truncated_json, 502, "model_unavailable"),
+        (redirect, 502, "model_unavailable"),
     ],
 )
 async def test_an_upstream_that_fails_before_its_first_word_is_a_clear_error(
@@ -69,6 +74,8 @@ async def test_an_upstream_that_fails_before_its_first_word_is_a_clear_error(
         assert answer.json()["error"]["code"] == code
         assert up.url.split("/")[2] in answer.json()["detail"] or fault is send_truncated_json
         assert answer.headers["content-type"] == "application/problem+json"
+        assert "location" not in answer.headers
+        assert "evil.example" not in answer.text
         assert await store.list_conversations() == []
 
 

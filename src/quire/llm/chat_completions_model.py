@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from quire.errors import InvalidEntry, ModelRefused, ModelUnavailable
-from quire.llm.error_mapping import classify_error, classify_response, map_transport_errors
+from quire.llm.error_mapping import TransportErrorBuilder, classify_error, classify_response, map_transport_errors
 from quire.llm.protocol import ModelChunk, Prompt, TextDelta, ThinkingDelta, ToolCallDelta
 from quire.model import Message, Part, ThinkingPart, ToolCallPart
 from quire.model.base import JsonObject
@@ -108,7 +108,7 @@ class ChatCompletionsModel:
     async def __aenter__(self) -> Self:
         if self._client is None:
             context = get_ssl_context() if self.base_url.startswith("https:") else _get_empty_ssl_context()
-            self._client = httpx2.AsyncClient(verify=context, follow_redirects=True)
+            self._client = httpx2.AsyncClient(verify=context)
         self._users += 1
         return self
 
@@ -134,6 +134,8 @@ class ChatCompletionsModel:
             async with asyncio.timeout(prompt.timeout):
                 response = await client.send(request, stream=True)
             try:
+                if response.is_redirect:
+                    raise TransportErrorBuilder(response.url.host, "`base_url`", "the timeout").redirected()
                 if response.status_code >= 300:
                     async with asyncio.timeout(prompt.timeout):
                         await response.aread()

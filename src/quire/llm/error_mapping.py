@@ -396,6 +396,12 @@ class TransportErrorBuilder(NamedTuple):
             f"Cannot call {self.host}: the request is not valid HTTP; check the API key and headers for line breaks."
         )
 
+    def redirected(self) -> ModelError:
+        return ModelUnavailable(
+            f"{self.host} redirects to another address, which Quire does not follow with credentials; set "
+            f"{self.url_name} to the final address."
+        )
+
     def connect_timeout(self) -> ModelError:
         return ModelTimeout(f"Cannot connect to {self.host} in time: check {self.url_name} and the network.")
 

@@ -1,6 +1,7 @@
 """HTTP client for upstreams: a pool of connections, and responses that are read in chunks.
 
-Responses, errors included, are returned as they are. Redirects are not followed and cookies are not stored. Failures
+Responses, errors included, are returned as they are, but for redirects: followed with credentials they would give
+these to another address, and passed on they would lead the client there. Cookies are not stored. Redirects and failures
 without a response (timeout, reset, no connection) are raised as Quire's errors, which name the host.
 """
 
@@ -128,6 +129,8 @@ class UpstreamClient:
                 allow_redirects=False,
             )
         try:
+            if 300 <= response.status < 400:
+                raise _build_errors(target.host).redirected()
             yield UpstreamResponse(response, host=target.host)
         finally:
             if response.content.at_eof():
