@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sized
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from test_purge import CANARY, CANARY_PLACES, canary, index_all, plant_canaries
 from infra.builders import export_lines, make_messages, make_turn
 from infra.database_dump import contains_text, dump_database
 from infra.postgres import PostgresServer, find_binaries
+from quire.db import tenant_keys
 from quire.db.column_types import Bytes, ChangedCiphertext, Sealed, SealedText, StaleKey, TenantCipher
 from quire.db.database_url import is_postgres
 from quire.db.schema import metadata
@@ -322,6 +323,16 @@ async def test_conversations_stored_without_encryption_are_exported_and_imported
             assert not contains_text(dump_database(admin_url), CANARY)
             assert await store.verify_conversation("c") == []
             assert await export_lines(store, "c") == lines
+
+
+async def test_tenants_without_rows_are_remembered_up_to_a_limit(database_url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tenant_keys, "MAX_CACHED_KEYS", 10)
+    async with SqlStore.open(database_url, keys=make_keys()) as store:
+        for number in range(100):
+            assert await store.for_tenant(f"t{number}").list_conversations() == []
+        remembered = [each for each in vars(store.base.keys).values() if isinstance(each, Sized)]
+        assert remembered
+        assert max(map(len, remembered)) <= 10
 
 
 @pytest.mark.every_database

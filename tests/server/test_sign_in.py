@@ -1,9 +1,12 @@
 """Sign-in with a real identity provider: code flow, device flow, sessions, refresh, logout, outages, two servers."""
 
 import asyncio
+import json
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import httpx2
 import pytest
@@ -15,9 +18,12 @@ from infra.oidc_provider import OidcProvider, find_free_port, run_provider, sign
 from quire.cli import login
 from quire.db.database import TransactionOptions
 from quire.db.schema import sessions
+from quire.errors import SignInUnavailable
 from quire.server import identity_provider
 from quire.server import sign_in as sign_in_module
 from quire.server.app import create_app
+from quire.server.identity_provider import ProviderTokens
+from quire.server.routes import sign_in as sign_in_routes
 from quire.store import SqlStore
 
 
@@ -157,6 +163,69 @@ async def test_who_was_removed_at_the_provider_is_out_at_the_next_refresh(
         provider.command(block="zoe")
         ended = await zoe.get("/api/conversations")
         assert (ended.status_code, ended.json()["code"]) == (401, "sign_in_required")
+
+
+async def test_a_session_that_the_provider_cannot_confirm_ends_after_fifteen_minutes(
+    team: TeamServer, monkeypatch: pytest.MonkeyPatch
+):
+    """Without a refresh token, the provider is asked by another sign-in."""
+    encrypt = sign_in_module._encrypt_tokens
+    monkeypatch.setattr(
+        sign_in_module, "_encrypt_tokens", lambda tokens, secret: encrypt(tokens._replace(refresh_token=None), secret)
+    )
+    async with team.open_browser("ann") as ann:
+        assert (await ann.get("/api/conversations")).status_code == 200
+        await expire_refresh(team)
+        ended = await ann.get("/api/conversations")
+        assert (ended.status_code, ended.json()["code"]) == (401, "sign_in_required")
+        # The page leads to the provider, which confirms the person without a question.
+        assert (await ann.get("/")).headers["location"].startswith("/auth/login")
+
+
+async def test_a_refresh_without_an_id_token_reads_the_groups_elsewhere(
+    team: TeamServer, provider: OidcProvider, monkeypatch: pytest.MonkeyPatch
+):
+    service = team.app.state.sign_in.provider
+    refresh = service.refresh
+
+    async def refresh_without_id_token(token: str) -> ProviderTokens:
+        return (await refresh(token))._replace(id_token=None)
+
+    monkeypatch.setattr(service, "refresh", refresh_without_id_token)
+    async with team.open_browser("ann") as ann:
+        provider.command(groups={"ann": []})
+        try:
+            await expire_refresh(team)
+            assert (await ann.get("/api/conversations")).status_code == 401
+        finally:
+            provider.command(groups=PEOPLE)
+
+
+@pytest.mark.parametrize("path", ["/auth/device", "/auth/device/key", "/auth/callback"])
+async def test_who_is_not_signed_in_cannot_flood_the_provider(
+    path: str, team: TeamServer, monkeypatch: pytest.MonkeyPatch
+):
+    asked = 0
+
+    async def count(*_: Any, **__: Any) -> dict[str, Any]:
+        nonlocal asked
+        asked += 1
+        raise SignInUnavailable("not asked in this test")
+
+    monkeypatch.setattr(team.app.state.sign_in.provider, "_post", count)
+    monkeypatch.setattr(sign_in_routes, "PROVIDER_CALLS_PER_MINUTE", 5, raising=False)
+    pending = urlsafe_b64encode(json.dumps(["secret", "/", None]).encode()).decode()
+    state = sign_in_module._derive("secret", "state")
+    async with team.open_browser() as stranger:
+        cookie = {"cookie": f"{team.app.state.sign_in._cookie_format.format('pending')}={pending}"}
+        for _ in range(10):
+            if path == "/auth/callback":
+                last = await stranger.get(path, params={"state": state, "code": "x"}, headers=cookie)
+            else:
+                last = await stranger.post(path, json={"device_code": "x"})
+    assert asked == 5
+    assert last.status_code == 429
+    assert int(last.headers["retry-after"]) > 0
 
 
 async def expire_refresh(team: TeamServer) -> None:

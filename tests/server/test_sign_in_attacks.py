@@ -233,6 +233,24 @@ async def test_no_role_and_no_key_reaches_keys_masking_or_sign_in_by_the_setting
     assert team.state.settings == before
 
 
+async def test_a_forged_cookie_names_no_tenant_to_the_store(team: TeamServer, monkeypatch: pytest.MonkeyPatch):
+    """Without a key and a session, nobody fills what the store remembers of tenants."""
+    asked, original = set[str](), SqlStore.for_tenant
+
+    def for_tenant(store: SqlStore, tenant: str, **options: Any) -> SqlStore:
+        asked.add(tenant)
+        return original(store, tenant, **options)
+
+    monkeypatch.setattr(SqlStore, "for_tenant", for_tenant)
+    async with httpx2.AsyncClient(base_url=team.url) as stranger:
+        for name in ("forged", "f" * 5_000, "harbour/forged", TENANT):
+            session = f"{urlsafe_b64encode(name.encode()).decode().rstrip('=')}.secret"
+            for path in ("/", "/api/conversations", "/auth/account", "/shared/c?user=x"):
+                answer = await stranger.get(path, headers={"cookie": f"{cookie_name(team, 'session')}={session}"})
+                assert answer.status_code in (303, 401)
+    assert asked <= {TENANT, "default"}
+
+
 async def test_another_persons_things_are_out_of_reach_by_every_address(team: TeamServer, store: SqlStore):
     async with team.open_browser("ann") as ann, team.open_browser("ben") as ben, team.open_browser("pia") as pia:
         people = {each.name: each for each in await store.for_tenant(TENANT).users.list()}

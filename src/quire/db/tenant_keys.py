@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from cachetools import LRUCache
 from sqlalchemy import Connection, bindparam, select, text, update
 
 from quire.db.column_types import DATA_KEY_BYTES, Sealed, StaleKey, TenantCipher, current_cipher
@@ -150,8 +151,8 @@ class TenantKeys:
         self, wrapper: KeyWrapper | None = None, is_encrypted: Callable[[str], bool] = lambda _: False
     ) -> None:
         self.wrapper, self._is_encrypted = wrapper, is_encrypted
-        self._ciphers: dict[str, TenantCipher | None] = {}
-        self._unused: set[str] = set()
+        self._ciphers: LRUCache[str, TenantCipher | None] = LRUCache(MAX_CACHED_KEYS)
+        self._unused: LRUCache[str, None] = LRUCache(MAX_CACHED_KEYS)
         """Encrypted tenants that had no rows yet when they were first read."""
 
     @classmethod
@@ -188,9 +189,6 @@ class TenantKeys:
         """The tenant's cipher, or None if it is not encrypted. The first write creates the key."""
         if tenant in self._ciphers:
             return self._ciphers[tenant]
-        if len(self._ciphers) >= MAX_CACHED_KEYS:
-            self._ciphers.clear()
-            self._unused.clear()
         options = TransactionOptions(tenant, inline=True)
         stored = await database.read(lambda connection: _read_key(connection, tenant), options)
         if stored is None and self._is_encrypted(tenant):
@@ -199,7 +197,7 @@ class TenantKeys:
             else:
                 if tenant not in self._unused:
                     await database.read(lambda connection: _check_unused(connection, tenant), options)
-                    self._unused.add(tenant)
+                    self._unused[tenant] = None
                 return None
         if stored is None:
             self._ciphers[tenant] = None

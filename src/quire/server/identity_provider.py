@@ -164,14 +164,21 @@ class IdentityProvider:
             raise SignInRefused("The provider sent no ID token; allow the scope openid for this client.")
         issuer = self._sign_in.issuer
         claims = await self.verify_token(tokens.id_token, issuer=issuer, audience=self._sign_in.client_id, nonce=nonce)
-        endpoint = (await self._issuers[issuer].load()).metadata.get("userinfo_endpoint")
-        is_complete = self._sign_in.groups_claim in claims and "email" in claims
-        if tokens.access_token is None or is_complete or not isinstance(endpoint, str):
+        if self._sign_in.groups_claim in claims and "email" in claims:
             return claims
-        more = await self._get_json(endpoint, headers={"Authorization": f"Bearer {tokens.access_token}"})
+        more = await self.load_userinfo(tokens.access_token)
+        if not more:
+            return claims
         if more.get("sub") != claims["sub"]:
             raise SignInRefused("The provider's userinfo is about another person than its ID token.")
         return {**more, **claims}
+
+    async def load_userinfo(self, access_token: str | None) -> dict[str, Any]:
+        """What the provider says of the person with this token; nothing if it has no such endpoint."""
+        endpoint = (await self._issuers[self._sign_in.issuer].load()).metadata.get("userinfo_endpoint")
+        if access_token is None or not isinstance(endpoint, str):
+            return {}
+        return await self._get_json(endpoint, headers={"Authorization": f"Bearer {access_token}"})
 
     async def verify_workload(self, token: str) -> WorkloadIdentity:
         """The program that presents a token of its platform, by the setting `sign_in.workloads`."""

@@ -64,6 +64,7 @@ class SignInService:
                 f"The environment variable {sign_in.client_secret_env} of `sign_in.client_secret_env` is not set."
             )
         self._sign_in, self._store = sign_in, store
+        self._tenants = frozenset(each.tenant for each in sign_in.groups.values())
         self.provider = IdentityProvider(sign_in, secret)
         parts = urlsplit(sign_in.url)
         self.url, self._origin = sign_in.url, f"{parts.scheme}://{parts.netloc}".lower()
@@ -202,7 +203,8 @@ class SignInService:
             tenant = urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode()
         except ValueError:
             return None
-        if not tenant or not secret or "\0" in tenant:
+        # Only a tenant of the settings has sessions. The store remembers the tenants that it is asked about.
+        if tenant not in self._tenants or not secret:
             return None
         found = await self._store.for_tenant(tenant).sessions.find(_hash_secret(secret))
         return (tenant, secret, found) if found is not None else None
@@ -212,12 +214,18 @@ class SignInService:
         store = self._store.for_tenant(tenant)
         refresh_token = _decrypt_tokens(session.tokens, secret).refresh_token
         if refresh_token is None:
-            return session
+            # Only another sign-in asks this provider.
+            await store.sessions.end(session.digest)
+            raise SignInRequired("Your session must be confirmed by the provider; sign in again.")
         if not await store.sessions.claim_refresh(session, now() + REFRESH_SECONDS * 1_000_000):
             return session
         try:
             tokens = await self.provider.refresh(refresh_token)
-            claims = await self.provider.load_claims(tokens, nonce=None) if tokens.id_token is not None else None
+            claims = (
+                await self.provider.load_claims(tokens, nonce=None)
+                if tokens.id_token is not None
+                else await self.provider.load_userinfo(tokens.access_token)
+            )
         except SignInUnavailable as error:
             log_server_event("identity provider unavailable", level=logging.WARNING, error_kind=type(error).__name__)
             return session
@@ -229,15 +237,13 @@ class SignInService:
             tokens.id_token or old.id_token, tokens.refresh_token or refresh_token, tokens.access_token
         )
         await store.sessions.store_tokens(session.digest, _encrypt_tokens(tokens, secret))
-        user = session.user
-        if claims is not None:
-            if claims.get(self._sign_in.subject_claim) != user.subject:
-                await store.sessions.end(session.digest)
-                raise SignInRequired("The provider's answer is about another person; sign in again.")
-            user = await self._confirm_again(store, user, claims)
-            if not user.roles:
-                await store.sessions.end(session.digest)
-                raise SignInRequired("None of your groups has access to this tenant any more.")
+        if claims.get(self._sign_in.subject_claim) != session.user.subject:
+            await store.sessions.end(session.digest)
+            raise SignInRequired("The provider's answer is about another person; sign in again.")
+        user = await self._confirm_again(store, session.user, claims)
+        if not user.roles:
+            await store.sessions.end(session.digest)
+            raise SignInRequired("None of your groups has access to this tenant any more.")
         return session._replace(user=user)
 
     async def _confirm_again(self, store: SqlStore, user: User, claims: Mapping[str, Any]) -> User:

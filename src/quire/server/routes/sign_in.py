@@ -12,7 +12,7 @@ from fastapi.responses import RedirectResponse, Response
 from pydantic import BaseModel, Field
 
 from quire.engine.shared_transcript import SharedTranscript
-from quire.errors import NotFound, SignInRefused, SignInRequired, SignInUnavailable
+from quire.errors import NotFound, SignInRefused, SignInRequired, SignInUnavailable, TooManyRequests
 from quire.log import MAIN_BRANCH
 from quire.model.people import USER_ROLES, make_space
 from quire.schemas.team import LoginSchema
@@ -21,12 +21,17 @@ from quire.server.caller import PERSON_SCOPES, Caller
 from quire.server.dependencies import ConversationId, StateDep
 from quire.server.event_stream import ClosingStreamingResponse
 from quire.server.page import PLAIN_PAGE_HEADERS, make_notice, make_plain_page, stream_text_page
+from quire.server.rate_limits import RateLimiter
 from quire.server.telemetry.logs import log_server_event
 
 if TYPE_CHECKING:
     from quire.server.sign_in import SignedIn, SignInService
 
 router = APIRouter(include_in_schema=False)
+
+PROVIDER_CALLS_PER_MINUTE = 300
+"""Calls to the identity provider that an address may cause on a route, without being signed in. `quire login` asks
+every five seconds, and a team may share an address."""
 
 
 def require_sign_in(request: Request) -> "SignInService":
@@ -38,6 +43,23 @@ def require_sign_in(request: Request) -> "SignInService":
 
 
 SignInDep = Annotated[Any, Depends(require_sign_in)]
+
+
+async def _limit_provider_calls(request: Request) -> None:
+    """Raises `TooManyRequests` if this address has made the provider busy."""
+    if not hasattr(request.app.state, "provider_limiter"):
+        request.app.state.provider_limiter = RateLimiter()
+    limiter: RateLimiter = request.app.state.provider_limiter
+    address = request.client.host if request.client is not None else ""
+    status = limiter.acquire(f"{request.url.path} {address}", PROVIDER_CALLS_PER_MINUTE)
+    if status.retry_after is not None:
+        raise TooManyRequests(
+            f"Your address has made {status.limit:,} sign-in requests a minute; retry in {status.retry_after} seconds.",
+            retry_after=status.retry_after,
+        )
+
+
+ProviderCall = Depends(_limit_provider_calls)
 
 
 def _to_caller(signed_in: "SignedIn") -> Caller:
@@ -65,7 +87,7 @@ async def begin_sign_in(sign_in: SignInDep, return_to: str = "/", tenant: str | 
     return response
 
 
-@router.get("/auth/callback")
+@router.get("/auth/callback", dependencies=[ProviderCall])
 async def complete_sign_in(request: Request, sign_in: SignInDep) -> Response:
     """The identity provider's answer: creates the session."""
     service: SignInService = sign_in
@@ -138,7 +160,7 @@ class DeviceBody(BaseModel):
     tenant: str | None = Field(default=None, max_length=200)
 
 
-@router.post("/auth/device")
+@router.post("/auth/device", dependencies=[ProviderCall])
 async def start_device_sign_in(sign_in: SignInDep) -> dict[str, Any]:
     """Starts the device flow for `quire login`; the secret of this server's client stays here."""
     service: SignInService = sign_in
@@ -147,7 +169,7 @@ async def start_device_sign_in(sign_in: SignInDep) -> dict[str, Any]:
     return {name: answer[name] for name in names if name in answer}
 
 
-@router.post("/auth/device/key")
+@router.post("/auth/device/key", dependencies=[ProviderCall])
 async def complete_device_sign_in(request: Request, body: DeviceBody, sign_in: SignInDep) -> dict[str, Any]:
     """An API key of the person, once the person has signed in; until then `pending`."""
     from quire.server.identity_provider import DevicePending
