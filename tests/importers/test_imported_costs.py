@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from importers.transcript_files import import_path
+from infra.builders import make_turn
+from quire.model import Draft, Message, Usage
 from quire.store import SqlStore
 
 DATA = Path(__file__).parent / "data"
@@ -84,3 +86,64 @@ async def test_a_fork_of_codex_repeats_no_cost(store: SqlStore):
     used = [await store.usage.read_conversation(each) for each in await store.list_conversation_ids()]
     # The rollouts state 106,393 for the session, 7,438 for its sub-agent and 10,149 for the fork.
     assert sum(each.input_tokens for each in used) == 106_393 + 7_438 + 10_149
+
+
+def rename_lines(path: Path, session: str, prefix: str) -> None:
+    """What a version of Claude Code writes that resumes a session under a new id: every line has a new one, too."""
+    text = path.read_text().replace("00000000-0000-4000-8000-", f"{prefix}-0000-4000-8000-")
+    path.with_name(f"{session}.jsonl").write_text(text.replace(path.stem, session))
+
+
+async def sum_costs(store: SqlStore) -> float:
+    used = [await store.usage.read_conversation(each) for each in await store.list_conversation_ids()]
+    return sum(each.cost_nanos for each in used) / 1e9
+
+
+@pytest.mark.every_database
+async def test_a_request_is_counted_once_by_the_id_of_its_response(store: SqlStore, tmp_path: Path):
+    write_session(tmp_path / "project", "original", answers=3)
+    rename_lines(tmp_path / "project" / "original.jsonl", "resumed", "11111111")
+    await import_path(store, "claude-code", tmp_path)
+    assert await sum_costs(store) == pytest.approx(3 * CLAUDE_CODE_COST)
+    # Whichever of the two is purged, the other is counted.
+    for each in sorted(await store.list_conversation_ids()):
+        if (await store.usage.read_conversation(each)).requests:
+            await store.purge(each)
+            break
+    while await store.usage.count():
+        pass
+    assert await sum_costs(store) == pytest.approx(3 * CLAUDE_CODE_COST)
+    assert (await store.usage.recount()).corrected_conversations == 0
+
+
+async def test_a_reply_whose_lines_are_apart_is_counted_once(store: SqlStore, tmp_path: Path):
+    # A prompt was typed while the reply was written, so that its lines become two messages.
+    write_session(tmp_path / "project", "session", answers=2)
+    path = tmp_path / "project" / "session.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[5]["message"]["id"] = lines[1]["message"]["id"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    await import_path(store, "claude-code", tmp_path)
+    assert await sum_costs(store) == pytest.approx(2 * CLAUDE_CODE_COST)
+
+
+@pytest.mark.every_database
+async def test_a_recorded_reply_is_counted_before_its_copy_in_a_transcript(store: SqlStore, tmp_path: Path):
+    write_session(tmp_path / "project", "session", answers=1)
+    await import_path(store, "claude-code", tmp_path)
+    usage = Usage(
+        model="claude-sonnet-4-5-20250929",
+        input_tokens=10,
+        output_tokens=2,
+        provider_fields={"response": {"id": "msg_0"}},
+    )
+    for name in ("live", "other"):
+        # Upstreams may give one id to several responses: each of them was a request.
+        await store.create_conversation(name)
+        reply = Draft(body=Message.assistant("Ahoy."), usage=usage)
+        await store.record_reply(name, make_turn()._replace(drafts=(Draft(body=Message.user("Greet.")), reply)))
+    while await store.usage.count():
+        pass
+    used = {each: await store.usage.read_conversation(each) for each in await store.list_conversation_ids()}
+    assert {each: counts.requests for each, counts in used.items() if counts.requests} == {"live": 1, "other": 1}
+    assert (await store.usage.recount()).corrected_conversations == 0

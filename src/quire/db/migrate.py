@@ -19,7 +19,7 @@ from quire.db.database_url import create_private_files, parse_database_url
 from quire.db.pgvector import enable_pgvector
 from quire.errors import InvalidConfiguration, SchemaOutdated, StoreBusy
 
-SCHEMA_VERSION = "0013"
+SCHEMA_VERSION = "0014"
 OLDEST_READER = "0001"
 """The oldest schema version whose code can use this schema. A migration that only expands does not change it."""
 VERSION_TABLE = "quire_version"
@@ -34,12 +34,12 @@ _TENANT_TABLES = (
     "usage_totals", "usage_turns", "document_pairs", "backtests", "backtest_shards",
     "users", "sessions", "shares", "audit", "audit_heads", "tenant_keys",
     "directory_users", "directory_groups", "directory_members", "audit_exports", "archives",
-    "archived_replies", "pending_objects",
+    "archived_replies", "pending_objects", "counted_requests", "continued_sessions",
 )  # fmt: skip
 _DERIVED_TABLES = (
     "passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "documents", "uncounted_branches",
     "counted_branches", "usage_contributions", "usage_totals", "usage_turns", "document_pairs",
-    "backtests", "backtest_shards", "imported_files", "observations",
+    "backtests", "backtest_shards", "imported_files", "observations", "counted_requests",
 )  # fmt: skip
 _UPDATABLE_COLUMNS = {
     "background_responses": ("outcome", "request"),
@@ -57,6 +57,8 @@ _UPDATABLE_COLUMNS = {
     "entries": ("body", "notes", "tokens", "counter", "purged_at"),
     "manifests": ("manifest", "response_id", "row_digest"),
     "blobs": ("uploaded_at", "data", "object", "size"),
+    "imports": ("reads",),
+    "continued_sessions": ("conversation",),
     "archives": ("object", "title", "tokens", "bytes", "changed_at", "row_digest"),
     "pending_objects": ("since",),
     "calibrations": ("calibration", "row_digest"),
@@ -226,7 +228,7 @@ def grant_access(url: str, role: str) -> None:
             # For the sweep over the conversations of all tenants, and for event streams.
             f"GRANT EXECUTE ON FUNCTION quire_list_updated_conversations, quire_list_branch_heads, "
             f"quire_list_unanswered_responses, quire_list_encrypted_tenants, quire_list_unexported_audits, "
-            f"quire_list_object_work, quire_delete_offloaded, quire_enter_cell TO {name}",
+            f"quire_list_object_work, quire_delete_offloaded, quire_delete_imported, quire_enter_cell TO {name}",
             f"GRANT SELECT, INSERT, UPDATE ON quire_sweeps TO {name}",
             # Only the owner moves tenants.
             f"GRANT SELECT ON quire_tenant_cells, quire_cell_tenants TO {name}",

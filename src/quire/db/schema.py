@@ -178,8 +178,10 @@ imports = Table(
     Column("digest", Bytes, primary_key=True),
     Column("branch", Integer, nullable=False),
     Column("seq", BigInteger, nullable=False),
+    Column("reads", Integer, nullable=False, server_default="1"),
 )
-"""Ledger of imported messages: the id and the digest of each in its source, and the entry that it became."""
+"""Ledger of imported messages: the id and the digest of each in its source, the entry that it became, and the version
+of the reader that gave it its place."""
 
 imported_files = Table(
     "quire_imported_files",
@@ -188,9 +190,19 @@ imported_files = Table(
     Column("file", Bytes, primary_key=True),
     Column("size", BigInteger, nullable=False),
     Column("modified_ns", BigInteger, nullable=False),
+    Column("reads", Integer, nullable=False, server_default="1"),
 )
-"""Files of other programs that were imported to their end, by a digest of source and path. A path may have a name that
-a purge must erase, so it is not stored."""
+"""Files of other programs that were imported to their end, by a digest of source and path, and the version of their
+reader. A path may have a name that a purge must erase, so it is not stored."""
+
+continued_sessions = Table(
+    "quire_continued_sessions",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("imported", Text, primary_key=True),
+    Column("conversation", Text, nullable=False),
+)
+"""Sessions of agents that continue a conversation of the log, by the id that their import would have otherwise."""
 
 observations = Table(
     "quire_observations",

@@ -16,10 +16,10 @@ from quire.db.notifications import mark_changed
 from quire.db.raw_sql import yield_to_event_loop
 from quire.db.schema import branches as branches_table
 from quire.db.schema import conversations as conversations_table
-from quire.db.schema import entries, imports, uncounted_branches, unindexed_branches
+from quire.db.schema import imports, uncounted_branches, unindexed_branches
 from quire.db.store_part import StorePart, read, read_bulk, read_inline, write_bulk
 from quire.errors import StoreError
-from quire.log import append, blobs, conversations, reads
+from quire.log import append, blobs, conversations
 from quire.log import observations as noticed
 from quire.log.tenant_masker import get_masker, mask_text
 from quire.log.types import MAIN_BRANCH, Blob, Branch, ConversationRecord
@@ -30,7 +30,6 @@ from quire.model import (
     Compaction,
     Entry,
     EntryKind,
-    EntryMetadata,
     Message,
     Span,
     apply_entry,
@@ -98,6 +97,11 @@ def make_item_id(text: str) -> str:
     return text if _ITEM_ID.fullmatch(text) else sha256(text.encode(errors="replace")).hexdigest()
 
 
+def is_unique_id(item: str) -> bool:
+    """Whether no message of another conversation of the source has this id, except a copy."""
+    return _NUMBERED_ID.fullmatch(item) is None
+
+
 def read_ledgers(connection: Connection, tenant: str, conversation_ids: Collection[str]) -> dict[str, ImportLedger]:
     """The imported items of these conversations, by conversation. One without any is absent."""
     ledgers: dict[str, ImportLedger] = {}
@@ -148,7 +152,6 @@ def append_items(connection: Connection, tenant: str, batches: Sequence[ImportBa
         existing.update(connection.execute(query).scalars())
     writer = _RowWriter(connection, tenant)
     added_by_batch: list[dict[str, Position]] = []
-    billed = _find_billed(connection, tenant, batches)
     for batch in batches:
         if batch.conversation.id in existing:
             # The lock comes before the ledger is read, so that a concurrent import cannot add to it in between.
@@ -167,60 +170,12 @@ def append_items(connection: Connection, tenant: str, batches: Sequence[ImportBa
                     parent = added.get(item.parent) or batch.positions.get(item.parent)
                 preserved = (added.get(id_) or batch.positions.get(id_) for id_ in item.preserved)
                 seqs = [each[1] for each in preserved if each] if item.preserved else ()
-                first = billed.setdefault(item.key, batch.conversation.id) if _is_billed(item) else None
-                copied = first is not None and first != batch.conversation.id
-                position = ledger[item.key] = writer.append(_without_cost(item) if copied else item, parent, seqs)
+                position = ledger[item.key] = writer.append(item, parent, seqs)
             added[item.id] = position
         added_by_batch.append(added)
         yield_to_event_loop(connection)
     writer.flush()
     return added_by_batch
-
-
-def _is_billed(item: ImportItem) -> bool:
-    """Whether the item is the reply of a call, under an id that no other message of the source has."""
-    is_unique = _NUMBERED_ID.fullmatch(item.id) is None
-    has_usage = item.compaction is not None and item.compaction.usage is not None
-    return is_unique and (has_usage or (item.metadata is not None and _NO_USAGE not in item.metadata))
-
-
-_NO_USAGE = '"input_tokens":0,"output_tokens":0,'
-"""Counts of a reply that a fork repeats without its usage, in canonical JSON."""
-
-
-def _find_billed(connection: Connection, tenant: str, batches: Sequence[ImportBatch]) -> dict[tuple[str, bytes], str]:
-    """Replies that were imported before, and the conversation of each."""
-    ids = sorted({item.id for batch in batches for item in batch.items if _is_billed(item)})
-    # An index has these three columns. With more of them, SQLite reads all rows of the tenant instead, for each batch.
-    by_id = select(imports.c.item, imports.c.digest, imports.c.conversation).where(imports.c.tenant == tenant)
-    known = {tuple(row) for part in _split(ids) for row in connection.execute(by_id.where(imports.c.item.in_(part)))}
-    query = (
-        select(imports.c.item, imports.c.digest, imports.c.conversation, entries.c.notes)
-        .join(
-            entries,
-            (entries.c.tenant == imports.c.tenant)
-            & (entries.c.conversation == imports.c.conversation)
-            & (entries.c.branch == imports.c.branch)
-            & (entries.c.seq == imports.c.seq),
-        )
-        .where(imports.c.tenant == tenant, imports.c.item.in_(sorted({item for item, _, _ in known})))
-    )
-    conversation_ids = sorted({conversation for _, _, conversation in known})
-    reads.check_in_database(connection, tenant, conversation_ids)
-    rows = (row for each in conversation_ids for row in connection.execute(query.where(imports.c.conversation == each)))
-    return {
-        (item, digest): conversation
-        for item, digest, conversation, notes in rows
-        if notes is None or _NO_USAGE not in notes
-    }
-
-
-def _without_cost(item: ImportItem) -> ImportItem:
-    """The item of a fork, whose file repeats the history of another session: the call was billed there."""
-    if item.compaction is not None:
-        return item._replace(compaction=item.compaction.model_copy(update={"usage": None}))
-    metadata = EntryMetadata.parse(item.metadata or "{}").model_copy(update={"usage": None, "cost_usd": 0.0})
-    return item._replace(metadata=metadata.canonical_json())
 
 
 class _BranchWriter:

@@ -10,6 +10,7 @@ nano-dollars), so that subtracting a contribution restores the totals exactly.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from hashlib import sha256
 from itertools import combinations
 from math import isfinite
 from typing import Literal, NamedTuple, cast
@@ -18,6 +19,7 @@ from quire.db.dialects import sanitize_text
 from quire.model import Compaction, Entry, Manifest, Message, ToolCallPart, TopicIndex
 from quire.model.entry_bodies import IMPORTED_STRATEGY
 from quire.model.entry_metadata import EntryMetadata
+from quire.model.json_values import get_object, get_text
 from quire.model.messages import PURGED_TEXT
 from quire.view.call_prices import UNKNOWN_COST, Cost
 from quire.view.model_specs import UNKNOWN_MODEL, is_local_model, model_spec_for
@@ -141,9 +143,9 @@ class Contribution:
             if any(counter.values())
         }
 
-    def add(self, entry: Entry, manifest: Manifest | None, *, question: int) -> None:
+    def add(self, entry: Entry, manifest: Manifest | None, *, question: int, is_copy: bool = False) -> None:
         """Adds an entry, which follows the user's message `question`, and the manifest of the request that it
-        answered."""
+        answered. The request of a copy is counted in another entry."""
         if entry.purged_at is not None:
             return
         day = entry.created_at // DAY_MICROSECONDS
@@ -152,7 +154,7 @@ class Contribution:
         if entry.kind == "compaction":
             compaction = cast(Compaction, entry.body)
             counts = Counter(compactions=1, compacted_tokens=_clamp(compaction.freed_tokens))
-            if compaction.usage is not None:
+            if compaction.usage is not None and not is_copy:
                 calls = list_billed_calls(compaction.usage)
                 cost = read_cost(compaction, calls, (compaction.usage.model, compaction.model), entry.created_at)
                 counts += self._count_call(entry, day, compaction.model or "", calls, cost, question)
@@ -173,10 +175,17 @@ class Contribution:
         for name in {each.path or each.link for each in metadata.references or ()}:
             self._add_item("document", day, name, uses=1)
         if entry.role == "assistant":
-            self._add_reply(day, entry, metadata, manifest, question)
+            self._add_reply(day, entry, metadata, manifest, question, is_copy=is_copy)
 
     def _add_reply(
-        self, day: int, entry: Entry, metadata: EntryMetadata, manifest: Manifest | None, question: int
+        self,
+        day: int,
+        entry: Entry,
+        metadata: EntryMetadata,
+        manifest: Manifest | None,
+        question: int,
+        *,
+        is_copy: bool,
     ) -> None:
         usage = metadata.usage
         reported = usage.model if usage is not None else None
@@ -185,9 +194,10 @@ class Contribution:
         calls = list_billed_calls(usage) if usage is not None else []
         cost = read_cost(metadata, calls, (reported, model), entry.created_at)
         # A free call without usage is a copy: an imported fork repeats the history of another session.
-        is_copy = usage is None and metadata.cost_usd == 0 and cost.is_complete
+        is_copy = is_copy or (usage is None and metadata.cost_usd == 0 and cost.is_complete)
         counts = Counter[str]() if is_copy else self._count_call(entry, day, model, calls, cost, question)
-        counts += Counter(turns=int(ends_turn), unpriced_turns=int(ends_turn and not cost.is_complete))
+        is_unpriced = ends_turn and not is_copy and not cost.is_complete
+        counts += Counter(turns=int(ends_turn), unpriced_turns=int(is_unpriced))
         if manifest is not None:
             counts += self._add_manifest(day, manifest, ends_turn=ends_turn)
         elif metadata.turn is None:
@@ -261,6 +271,22 @@ class Contribution:
 
     def _add_item(self, dimension: Dimension, day: int, name: str, **counts: int) -> None:
         self._counts[UsageKey(dimension, day, _normalize_name(name))].update(counts)
+
+
+def identify_request(entry: Entry, item: tuple[str, bytes] | None) -> bytes | None:
+    """Digest by which copies of a reply are recognized: of the id that the provider gave to the response, else of the
+    imported item. None without tokens or a cost: a fork may repeat a reply without them."""
+    if entry.purged_at is not None or (entry.kind != "compaction" and entry.role != "assistant"):
+        return None
+    entry = entry._replace(content_digest=None)
+    source = cast(Compaction, entry.body) if entry.kind == "compaction" else entry.metadata
+    usage = source.usage
+    if not source.cost_usd and (usage is None or not (usage.input_tokens or usage.output_tokens)):
+        return None
+    id_ = get_text(get_object((usage and usage.provider_fields) or {}, "response"), "id")
+    if id_ is not None:
+        return sha256(id_.encode(errors="replace")).digest()
+    return sha256(item[0].encode() + item[1]).digest() if item is not None else None
 
 
 def pair_documents(uses: Mapping[str, int]) -> Iterator[tuple[str, str]]:

@@ -31,14 +31,23 @@ from sqlalchemy import (
     text,
 )
 
-from quire.db.column_types import SealedName, is_encrypting
+from quire.db.column_types import Bytes, SealedName, is_encrypting
 from quire.db.dialects import upsert
 from quire.db.raw_sql import yield_to_event_loop
 from quire.db.schema import entries, manifests, metadata, uncounted_branches
 from quire.log.conversations import get_conversation, list_branches
+from quire.log.imports import Position, is_unique_id, read_ledgers
 from quire.log.reads import ENTRY_COLUMNS
 from quire.model import Entry, Manifest
-from quire.usage.contribution import Contribution, TurnPart, TurnUsage, UsageCounts, UsageKey, pair_documents
+from quire.usage.contribution import (
+    Contribution,
+    TurnPart,
+    TurnUsage,
+    UsageCounts,
+    UsageKey,
+    identify_request,
+    pair_documents,
+)
 
 counted_branches = Table(
     "quire_counted_branches",
@@ -51,6 +60,21 @@ counted_branches = Table(
 )
 """High-water mark of each branch: the roll-up has its own entries up to this one, counted by `rules`. A partial index
 has the branches that were counted by older rules."""
+
+counted_requests = Table(
+    "quire_counted_requests",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("request", Bytes, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("branch", Integer, primary_key=True, autoincrement=False),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("is_counted", Integer, nullable=False),
+    Column("is_recorded", Integer, nullable=False),
+)
+"""Replies by a digest of the id that their provider or their source gave them. Several transcripts may repeat a reply,
+such as those of a session and its fork, and the gateway may have recorded it. One of them is counted: a recorded one
+before an imported one, else the first."""
 
 usage_contributions = Table(
     "quire_usage_contributions",
@@ -105,9 +129,10 @@ BATCH_ENTRIES = 500
 """Entries that one transaction counts: purges wait for it."""
 MAX_UNCOUNTED_BRANCHES = 200
 """Branches that one transaction counts."""
-COUNTING_RULES = 2
+COUNTING_RULES = 3
 """Version of what an entry adds to the roll-up. Conversations counted by older rules are counted again, during other
-work. Version 2 counts the cost of each call instead of each turn. The index of the migration names it too."""
+work. Version 2 counts the cost of each call instead of each turn, version 3 a request that several transcripts repeat
+once. The index of the migration names it too."""
 MAX_OUTDATED_CONVERSATIONS = 20
 """Conversations counted by older rules that one transaction resets."""
 
@@ -156,7 +181,7 @@ def has_outdated(connection: Connection, tenant: str) -> bool:
 
 _OUTDATED = (
     select(counted_branches.c.conversation)
-    .where(counted_branches.c.tenant == bindparam("tenant"), counted_branches.c.rules < literal_column("2"))
+    .where(counted_branches.c.tenant == bindparam("tenant"), counted_branches.c.rules < literal_column("3"))
     .distinct()
     .limit(MAX_OUTDATED_CONVERSATIONS)
 )
@@ -172,6 +197,7 @@ def _count_conversation(
     for branch, last in branches.items():
         first = counted.get(branch, 0) + 1
         rows = _read_countable(connection, tenant, conversation, branch, first, last, limit=limit - total)
+        _claim_requests(connection, tenant, conversation, rows)
         _fold(connection, tenant, contribution, rows)
         is_complete = len(rows) < limit - total
         counted_to = last if is_complete else rows[-1][0].seq
@@ -225,6 +251,7 @@ def reset_usage(connection: Connection, tenant: str, conversation: str) -> None:
     for branch in own_branches:
         branch.check_in_database()
     _subtract_contribution(connection, tenant, conversation)
+    _release_requests(connection, tenant, conversation)
     for branch in own_branches:
         if branch.head_seq > branch.fork_seq:
             mark_uncounted(connection, tenant, [(conversation, branch.number, branch.head_seq)])
@@ -324,13 +351,82 @@ def _fold(
     connection: Connection, tenant: str, contribution: Contribution, rows: Sequence[tuple[Entry, str | None]]
 ) -> None:
     """Adds entries of one branch, in order."""
-    questions = _read_questions(connection, tenant, rows[0][0], rows[-1][0]) if rows else []
+    if not rows:
+        return
+    first, last = rows[0][0], rows[-1][0]
+    questions = _read_questions(connection, tenant, first, last)
+    table = counted_requests.c
+    of_branch = *_own(counted_requests, tenant, first.conversation), table.branch == first.branch
+    copies = select(table.seq).where(*of_branch, table.seq.between(first.seq, last.seq), table.is_counted == 0)
+    copied = set(connection.execute(copies).scalars())
     for entry, manifest in rows:
         question = questions[bisect_right(questions, entry.seq) - 1]
-        contribution.add(entry, Manifest.parse(manifest) if manifest is not None else None, question=question)
+        contribution.add(
+            entry,
+            Manifest.parse(manifest) if manifest is not None else None,
+            question=question,
+            is_copy=entry.seq in copied,
+        )
         if manifest is not None:
             # A long manifest takes milliseconds to parse.
             yield_to_event_loop(connection)
+
+
+def _claim_requests(
+    connection: Connection, tenant: str, conversation: str, rows: Sequence[tuple[Entry, str | None]]
+) -> None:
+    """Records which of these replies are counted. A conversation whose import was counted before the gateway's record
+    of the same reply is counted again."""
+    table = counted_requests.c
+    items: dict[Position, tuple[str, bytes]] = {}
+    if any(manifest is None for _, manifest in rows):
+        ledger = read_ledgers(connection, tenant, [conversation]).get(conversation, {})
+        items = {position: item for item, position in ledger.items() if is_unique_id(item[0])}
+    named: dict[Position, tuple[bytes, int]] = {}
+    for entry, manifest in rows:
+        position, is_recorded = (entry.branch, entry.seq), manifest is not None
+        request = identify_request(entry, None if is_recorded else items.get(position))
+        if request is not None:
+            named[position] = (request, int(is_recorded))
+    if not named:
+        return
+    known = select(table.request, table.conversation, table.branch, table.seq, table.is_recorded).where(
+        table.tenant == tenant,
+        table.request.in_({request for request, _ in named.values()}),
+        table.is_counted == 1,
+    )
+    counted = {row[0]: ((row[1], row[2], row[3]), row[4]) for row in connection.execute(known)}
+    claims: list[dict[str, Any]] = []
+    displaced: set[str] = set()
+    for (branch, seq), (request, is_recorded) in named.items():
+        place = (conversation, branch, seq)
+        holder, is_holder_recorded = counted.get(request, (place, 1))
+        # Recorded replies are requests of their own, whatever ids an upstream gives them.
+        is_counted = holder == place or bool(is_recorded)
+        if is_recorded and not is_holder_recorded and holder[0] != conversation:
+            displaced.add(holder[0])
+        if is_counted:
+            counted[request] = (place, is_recorded)
+        key = {"tenant": tenant, "request": request, "conversation": conversation, "branch": branch, "seq": seq}
+        claims.append({**key, "is_counted": int(is_counted), "is_recorded": is_recorded})
+    for name in sorted(displaced):
+        reset_usage(connection, tenant, name)
+    connection.execute(upsert(connection, counted_requests, replace=["is_counted", "is_recorded"]), claims)
+
+
+def _release_requests(connection: Connection, tenant: str, conversation: str) -> None:
+    """Forgets the requests of a conversation. Others that repeat one which was counted here are counted again."""
+    own, table = _own(counted_requests, tenant, conversation), counted_requests.c
+    counted = select(table.request).where(*own, table.is_counted == 1)
+    others = (
+        select(table.conversation)
+        .distinct()
+        .where(table.tenant == tenant, table.request.in_(counted), table.conversation != conversation)
+    )
+    names = sorted(connection.execute(others).scalars())
+    connection.execute(delete(counted_requests).where(*own))
+    for name in names:
+        reset_usage(connection, tenant, name)
 
 
 def _read_questions(connection: Connection, tenant: str, first: Entry, last: Entry) -> list[int]:
