@@ -4,7 +4,9 @@ import json
 import os
 import re
 import shlex
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from infra.recorded_files import copy_recorded
 from infra.sizes import IS_FULL_SIZE
 from quire.cli.app import app
 from quire.engine import file_import
+from quire.importers.claude_code import ClaudeCodeSource
 
 PLANTED_OF_A_KIND = 6
 CLEAN_SESSIONS = 1_000 if IS_FULL_SIZE else 60
@@ -49,6 +52,24 @@ def list_versions(folder: Path) -> dict[str, tuple[int, int, int]]:
         str(path): (path.stat().st_mtime_ns, path.stat().st_size, path.stat().st_mode)
         for path in sorted(folder.rglob("*"))
     }
+
+
+def test_a_home_is_copied_once_before_its_sessions_are_read_again(agent_home: Path, monkeypatch: pytest.MonkeyPatch):
+    for number in range(3):
+        write_clean_session(agent_home / ".claude" / "projects", number, messages=4)
+    cost = scan()["totals"]["cost_usd"]
+    monkeypatch.setattr(ClaudeCodeSource, "reads", 2, raising=False)
+    again = CliRunner().invoke(app, ["scan"], catch_exceptions=False)
+    notes = " ".join(again.stderr.split())
+    [copy] = agent_home.rglob("*.copy")
+    assert copy.name in notes.replace(" ", "")
+    assert f"3 sessions were read again: cost ${cost:,.2f} as before." in notes
+    with closing(sqlite3.connect(copy)) as stored:
+        assert stored.execute("SELECT max(reads) FROM quire_imports").fetchone() == (1,)
+    assert copy.stat().st_mode & 0o077 == 0
+    assert scan()["totals"]["cost_usd"] == cost
+    assert len(list(agent_home.rglob("*.copy"))) == 1
+    assert "0 new messages" in run("import", "claude-code")
 
 
 def test_planted_waste_is_found_with_a_command_that_shows_it(agent_home: Path):

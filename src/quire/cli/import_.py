@@ -24,6 +24,7 @@ from quire.cli.output import (
     show_progress,
 )
 from quire.cli.platforms import call_on_signals
+from quire.cli.rereading import Rereading
 from quire.errors import DocumentNotFound, ImportFailed, InvalidRequest
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ async def _import_source(
     as_json: bool,
 ) -> None:
     """Imports the files; with `watch`, changed ones until an interrupt. A transaction that has begun is finished."""
-    from quire.cli.engine_setup import open_engine_from_settings
+    from quire.cli.engine_setup import load_cli_settings, open_engine_from_settings, resolve_database_url
     from quire.engine.file_import import import_files
     from quire.importers.base import FileWatcher
     from quire.schemas.imports import ImportReportSchema
@@ -182,8 +183,14 @@ async def _import_source(
         files = await asyncio.to_thread(watcher.find_changed)
         with show_progress(f"Importing {source.title}") as bar:
             report = await import_files(
-                engine, source, files, options, on_progress=lambda so_far: bar.update(so_far.files, so_far.total_files)
+                engine,
+                source,
+                files,
+                options,
+                on_progress=lambda so_far: bar.update(so_far.files, so_far.total_files),
+                prepare_reread=rereading.prepare,
             )
+            await rereading.print_changes(report.reread)
         with show_progress("Indexing"):
             await engine.runtime.jobs.wait()
         return report
@@ -195,6 +202,7 @@ async def _import_source(
         sys.stdout.flush()
 
     async with open_engine_from_settings(overrides) as engine:
+        rereading = Rereading(engine.store, resolve_database_url(load_cli_settings(overrides).settings))
         first = await import_changed()
         print_report(first)
         if watch:

@@ -18,6 +18,7 @@ from quire.cli.output import (
     show_progress,
 )
 from quire.cli.paths import write_atomically
+from quire.cli.rereading import BACKUP_DOCS, Rereading
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -66,28 +67,44 @@ async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = 
         import_sources,
         read_findings,
         select_changed,
+        select_outdated,
         split_newest,
     )
     from quire.importers.base import SourceError
     from quire.schemas.findings import ScanReportSchema
+    from quire.store.rereading import Reread
     from quire.usage.insights import count_usage
 
     enable_garbage_collection()
     found = find_sources(os.environ)
     options = ImportOptions(processes=os.cpu_count() or 1, indexes=False, has_deadline=False)
     async with open_engine_from_settings(overrides) as engine:
-        changed = select_changed(found, await engine.store.imports.list_files())
-        database = resolve_database_url(load_cli_settings(overrides).settings).removeprefix("sqlite:///")
-        print_note(format_plan(found, changed, database))
+        database_url = resolve_database_url(load_cli_settings(overrides).settings)
+        rereading = Rereading(engine.store, database_url)
+        known = await engine.store.imports.list_files()
+        changed = select_changed(found, known, rereads=rereading.can_copy)
+        if not rereading.can_copy and (outdated := select_outdated(found, known)):
+            names = " && ".join(f"quire import {each.source.name}" for each in outdated)
+            print_note(
+                f"{pluralize(sum(len(each.files) for each in outdated), 'file')} were read by an earlier version. Back "
+                f"up the database ({BACKUP_DOCS}), then read them again: {names}"
+            )
+        print_note(format_plan(found, changed, database_url.removeprefix("sqlite:///")))
         newest, others = split_newest(changed)
-        total, failed, errors = sum(len(each.files) for each in changed), 0, list[SourceError]()
+        total, failed = sum(len(each.files) for each in changed), 0
+        errors, reread = list[SourceError](), dict[str, Reread]()
         with show_progress("Reading") as bar:
             for part, before in ((newest, 0), (others, sum(len(each.files) for each in newest))):
                 report = await import_sources(
-                    engine, part, options, on_progress=lambda _, files, before=before: bar.update(before + files, total)
+                    engine,
+                    part,
+                    options,
+                    on_progress=lambda _, files, before=before: bar.update(before + files, total),
+                    prepare_reread=rereading.prepare if rereading.can_copy else None,
                 )
                 failed += report.error_count
                 errors += report.errors
+                reread |= report.reread
                 is_long = sum(each.size for each in others) > FIRST_BYTES
                 if part is newest and is_long and not is_final_only:
                     bar.close()
@@ -97,6 +114,7 @@ async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = 
         with show_progress("Counting"):
             await count_usage(engine.store.usage)
             findings = await read_findings(engine.store, found)
+        await rereading.print_changes(reread)
     if failed:
         print_note(f"{pluralize(failed, 'item')} could not be read:")
         for error in errors[:MAX_PRINTED_ERRORS]:

@@ -78,8 +78,8 @@ _UPDATABLE_COLUMNS = {
         "is_approved",
         "outcome",
     ),
-    # A memory can only be retired, or lose its text to a purge.
-    "memories": ("text", "source", "retired_at", "replaced_by", "row_digest"),
+    # A memory can only be retired, follow its message to another number, or lose its text to a purge.
+    "memories": ("branch", "seq", "text", "source", "retired_at", "replaced_by", "row_digest"),
     "api_keys": ("revoked_at", "row_digest"),
     "rate_limits": ("tokens", "granted", "updated_at"),
     "users": ("subject", "name", "email", "roles", "confirmed_at", "disabled_at", "row_digest"),

@@ -6,7 +6,7 @@ repeated writes each message once. Memory is bounded by two batches and the ids 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -20,7 +20,7 @@ from quire.engine.message_index import schedule_indexing
 from quire.engine.recorded_session import RecordedSession
 from quire.engine.state import EngineState
 from quire.findings.observer import Observation, SessionObserver
-from quire.importers.base import Source, SourceConversation, SourceError, get_fingerprint, is_growing
+from quire.importers.base import Source, SourceConversation, SourceError, find_reads, get_fingerprint, is_growing
 from quire.importers.items import build_item, measure_item
 from quire.log.imports import ImportBatch, ImportItem, ImportLedger, Position, make_item_id
 from quire.log.observations import FileVersion, make_file_key
@@ -28,6 +28,7 @@ from quire.log.types import ConversationRecord
 from quire.model.ids import now
 from quire.model.json_values import dump_json
 from quire.store import SqlStore
+from quire.store.rereading import Reread
 
 BATCH_MESSAGES = 1_000
 """Messages of one transaction."""
@@ -80,6 +81,10 @@ class ImportedConversation:
         self.ledger: ImportLedger | None = None
         """Items that earlier imports wrote. None until it is read."""
         self.positions: dict[str, Position] = {}
+        self.is_growing = False
+        """Whether its reader holds back the end of the file."""
+        self.reread: list[ImportItem] | None = None
+        """All items so far of a conversation that an earlier version of the reader wrote, and that is replaced."""
         self.has_new = False
         self.observer = SessionObserver(source)
 
@@ -133,7 +138,7 @@ def read_batches(source: Source, files: Sequence[Path], options: ImportOptions) 
     batch = ReadBatch()
     for path in files:
         version = find_version(source, path)
-        for read in _read_file(source, path, options):
+        for read in _read_file(source, path, options, is_growing=version is None):
             if isinstance(read, SourceError):
                 batch.errors.append(read)
             elif isinstance(read, ImportedConversation):
@@ -157,14 +162,14 @@ def read_batches(source: Source, files: Sequence[Path], options: ImportOptions) 
 def find_version(source: Source, path: Path) -> FileVersion | None:
     """Size and time of a file, or None if it still grows, because its reader holds back the end."""
     try:
-        version = FileVersion(make_file_key(source.name, str(path)), *get_fingerprint(path))
+        version = FileVersion(make_file_key(source.name, str(path)), *get_fingerprint(path), find_reads(source))
         return None if is_growing(path) else version
     except OSError:
         return None
 
 
 def _read_file(
-    source: Source, path: Path, options: ImportOptions
+    source: Source, path: Path, options: ImportOptions, *, is_growing: bool
 ) -> Iterator[tuple[ImportedConversation, ImportItem] | ImportedConversation | SourceError]:
     """The items of a file, and each conversation once more after its last item."""
     try:
@@ -172,15 +177,16 @@ def _read_file(
             if isinstance(read, SourceError):
                 yield read
             else:
-                yield from _read_conversation(source, read, options)
+                conversation = ImportedConversation(source.name, read, options)
+                conversation.is_growing = is_growing
+                yield from _read_conversation(conversation, read)
     except Exception as error:  # noqa: BLE001 (a file of unknown content must not end the import of the others)
         yield SourceError.of(path.name, f"{type(error).__name__}: {error}")
 
 
 def _read_conversation(
-    source: Source, read: SourceConversation, options: ImportOptions
+    conversation: ImportedConversation, read: SourceConversation
 ) -> Iterator[tuple[ImportedConversation, ImportItem] | ImportedConversation | SourceError]:
-    conversation = ImportedConversation(source.name, read, options)
     replaced: dict[str | None, str | None] = {}
     """Parents of messages that cannot be stored, which their children get instead."""
     for message in read.messages:
@@ -270,6 +276,8 @@ class ImportReport:
     """Conversations that were merged with what the gateway recorded of their session."""
     error_count: int = 0
     errors: list[SourceError] = field(default_factory=list[SourceError])
+    reread: dict[str, Reread] = field(default_factory=dict[str, Reread])
+    """Conversations that were read again, because an earlier version of the reader wrote them."""
 
     def add_error(self, error: SourceError) -> None:
         self.error_count += 1
@@ -284,10 +292,15 @@ async def import_files(
     options: ImportOptions = DEFAULT_OPTIONS,
     *,
     on_progress: Callable[[ImportReport], None] | None = None,
+    prepare_reread: Callable[[], Awaitable[None]] | None = None,
 ) -> ImportReport:
-    """Imports these files. `on_progress` is called after each batch with the report so far."""
+    """Imports these files. `on_progress` is called after each batch with the report so far.
+
+    With `prepare_reread`, conversations that an earlier version of the reader wrote are read again. It is called before
+    each of them, so that it can copy the database before the first.
+    """
     report = ImportReport(total_files=len(files))
-    writer = _BatchWriter(engine.store, source.name, options, report)
+    writer = _BatchWriter(engine.store, source, options, report, prepare_reread)
     batches = read_in_processes(source, files, options)
 
     def read_next() -> "asyncio.Task[ReadBatch | None]":
@@ -306,33 +319,39 @@ async def import_files(
     finally:
         reading.cancel()
         await asyncio.wait([reading])
+        if report.reread:
+            await engine.store.message_index.remove_retired()
     return report
 
 
 class _BatchWriter:
     """Writes batches, without the items that are imported already."""
 
-    def __init__(self, store: SqlStore, source: str, options: ImportOptions, report: ImportReport) -> None:
-        self._store, self._source, self._options, self._report = store, source, options, report
+    def __init__(
+        self,
+        store: SqlStore,
+        source: Source,
+        options: ImportOptions,
+        report: ImportReport,
+        prepare_reread: Callable[[], Awaitable[None]] | None,
+    ) -> None:
+        self._store, self._source, self._options, self._report = store, source.name, options, report
+        self._reads = find_reads(source)
+        self._prepare_reread = prepare_reread if self._reads > 1 and not options.dry_run else None
 
     async def write(self, batch: ReadBatch) -> bool:
         """Writes a batch. Returns whether it added messages."""
         unread = [part for part in batch.parts if part.conversation.ledger is None]
         if unread:
             await self._read_ledgers(unread)
-        new_parts = [BatchPart(part.conversation, self._select_new(part)) for part in batch.parts]
-        new_parts = [part for part in new_parts if part.items]
-        is_written = bool(new_parts) and not self._options.dry_run
-        if is_written:
-            added = await self._store.imports.append(
-                [ImportBatch(each.make_record(), items, each.positions) for each, items in new_parts]
-            )
-            for (conversation, _), positions in zip(new_parts, added, strict=True):
-                conversation.positions.update(positions)
-        for conversation, items in new_parts:
-            self._report.messages += len(items)
-            self._report.conversations += not conversation.has_new
-            conversation.has_new = True
+        for conversation, items in batch.parts:
+            if conversation.reread is not None:
+                conversation.reread += items
+        is_written = await self._append([part for part in batch.parts if part.conversation.reread is None])
+        for conversation, _ in batch.observations:
+            if conversation.reread is not None:
+                await self._reread(conversation, conversation.reread)
+                is_written = True
         if not self._options.dry_run:
             noticed = {
                 conversation.id: dump_json([_locate(each, conversation) for each in observations])
@@ -345,15 +364,58 @@ class _BatchWriter:
             self._report.add_error(error)
         return is_written
 
+    async def _append(self, parts: Sequence[BatchPart]) -> bool:
+        """Appends what is new of these items. Returns whether there was any."""
+        new_parts = [BatchPart(part.conversation, self._select_new(part)) for part in parts]
+        new_parts = [part for part in new_parts if part.items]
+        is_written = bool(new_parts) and not self._options.dry_run
+        if is_written:
+            added = await self._store.imports.append(
+                [ImportBatch(each.make_record(), items, each.positions, self._reads) for each, items in new_parts]
+            )
+            for (conversation, _), positions in zip(new_parts, added, strict=True):
+                conversation.positions.update(positions)
+        for conversation, items in new_parts:
+            self._report.messages += len(items)
+            self._report.conversations += not conversation.has_new
+            conversation.has_new = True
+        return is_written
+
+    async def _reread(self, conversation: ImportedConversation, items: list[ImportItem]) -> None:
+        """Replaces a conversation that an earlier version of the reader wrote."""
+        if self._prepare_reread is not None:
+            await self._prepare_reread()
+        batch = ImportBatch(conversation.make_record(), items, {}, self._reads)
+        reread = await self._store.rereading.replace(batch)
+        conversation.reread = None
+        if reread is None:
+            part = BatchPart(conversation, items)
+            conversation.ledger = None
+            await self._read_ledgers([part])
+            await self._append([part])
+            return
+        conversation.positions.update(reread.positions)
+        self._report.reread[conversation.id] = reread
+        known = sum(item.key in (conversation.ledger or {}) for item in items)
+        self._report.known_messages += known
+        self._report.messages += len(items) - known
+        self._report.conversations += known < len(items)
+
     async def _read_ledgers(self, parts: Sequence[BatchPart]) -> None:
         """Reads what is known of conversations, and finds those that the gateway recorded."""
         ledgers = await self._store.imports.read_ledgers({part.conversation.id for part in parts})
         sessions = {part.conversation.origin.session for part in parts}
         found = await self._store.imports.list_sessions(self._source, [each for each in sessions if each is not None])
+        outdated: set[str] = set()
+        if self._prepare_reread is not None:
+            outdated = await self._store.imports.list_outdated(ledgers.keys(), reads=self._reads)
         for conversation, items in parts:
             if conversation.ledger is not None:
                 continue
             ledger = ledgers.get(conversation.id)
+            if conversation.id in outdated and not conversation.is_growing:
+                conversation.ledger, conversation.reread = ledger, []
+                continue
             candidates = found.get(conversation.origin.session or "", ())
             if ledger is None and candidates:
                 conversation.recorded = await self._find_recorded(conversation, candidates, items)

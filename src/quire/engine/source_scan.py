@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from quire.engine.file_import import ImportOptions, ImportReport, import_files
 from quire.engine.state import EngineState
 from quire.errors import QuireError
 from quire.findings.report import ExpiringFile, FindingsReport, build_report
-from quire.importers.base import FileWatcher, Source, SourceError, get_fingerprint
+from quire.importers.base import FileWatcher, Source, SourceError, find_reads, get_fingerprint
 from quire.importers.registry import SOURCES
 from quire.importers.retention import find_deletions
 from quire.log.observations import FileVersion, make_file_key
@@ -63,8 +63,11 @@ def find_sources(env: Mapping[str, str]) -> list[FoundSource]:
     return found
 
 
-def select_changed(found: Sequence[FoundSource], known: Mapping[bytes, FileVersion]) -> list[FoundSource]:
-    """The sources with only the files that were not imported as they are now."""
+def select_changed(
+    found: Sequence[FoundSource], known: Mapping[bytes, FileVersion], *, rereads: bool = False
+) -> list[FoundSource]:
+    """The sources with only the files that were not imported as they are now. With `rereads`, also those that an
+    earlier version of their reader read."""
     changed: list[FoundSource] = []
     for each in found:
         files = [
@@ -72,10 +75,22 @@ def select_changed(found: Sequence[FoundSource], known: Mapping[bytes, FileVersi
             for file in each.files
             if (version := known.get(make_file_key(each.source.name, str(file.path)))) is None
             or (version.size, version.modified_ns) != (file.size, file.modified_ns)
+            or (rereads and version.reads < find_reads(each.source))
         ]
         if files:
             changed.append(each._replace(files=files))
     return changed
+
+
+def select_outdated(found: Sequence[FoundSource], known: Mapping[bytes, FileVersion]) -> list[FoundSource]:
+    """The sources with only the files that an earlier version of their reader read."""
+    outdated: list[FoundSource] = []
+    for each in found:
+        versions = ((file, known.get(make_file_key(each.source.name, str(file.path)))) for file in each.files)
+        files = [file for file, version in versions if version is not None and version.reads < find_reads(each.source)]
+        if files:
+            outdated.append(each._replace(files=files))
+    return outdated
 
 
 def split_newest(found: Sequence[FoundSource]) -> tuple[list[FoundSource], list[FoundSource]]:
@@ -99,6 +114,7 @@ async def import_sources(
     options: ImportOptions,
     *,
     on_progress: Callable[[str, int], None] | None = None,
+    prepare_reread: Callable[[], Awaitable[None]] | None = None,
 ) -> ImportReport:
     """Imports these files. Calls `on_progress` with the title of the source and the number of files that are done."""
     total = ImportReport(total_files=sum(len(each.files) for each in found))
@@ -110,7 +126,10 @@ async def import_sources(
                 on_progress(title, before + so_far.files)
 
         files = [file.path for file in each.files]
-        done = await import_files(engine, each.source, files, options, on_progress=report_progress)
+        done = await import_files(
+            engine, each.source, files, options, on_progress=report_progress, prepare_reread=prepare_reread
+        )
+        total.reread |= done.reread
         total.files += done.files
         total.conversations += done.conversations
         total.messages += done.messages

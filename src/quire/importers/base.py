@@ -140,6 +140,12 @@ class Source(Protocol):
         ...
 
 
+def find_reads(source: Source) -> int:
+    """Version of what the source's reader reads, 1 unless it has `reads`. It is raised when the reader understands
+    files otherwise than before: what an earlier version imported is then read again."""
+    return getattr(source, "reads", 1)
+
+
 class StoredSource(ABC):
     """A program that stores its conversations at known places. A subclass names them and reads one file."""
 

@@ -115,7 +115,7 @@ def remove_numbers(connection: Connection, tenant: str, scope: str, numbers: Col
                 continue
             removed |= {block * NUMBERS_PER_BLOCK + offset for offset in found & offsets}
             row = (*own, terms.c.block == block, terms.c.term == term)
-            remaining = remove_postings(postings, in_block)
+            remaining = remove_postings(postings, found & offsets)
             if remaining:
                 connection.execute(update(terms).where(*row).values(postings=remaining))
             else:

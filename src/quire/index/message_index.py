@@ -477,6 +477,40 @@ def erase_messages(
     update_scope(connection, tenant, scope)
 
 
+def retire_segments(connection: Connection, tenant: str, conversation: str) -> None:
+    """Empties the segments of a conversation whose entries are replaced, and puts them aside, so that it gets new ones.
+
+    Their numbers are not used again until `remove_retired` has removed their postings, which no search finds.
+    """
+    own = message_segments.c.tenant == tenant, message_segments.c.conversation == conversation
+    rows = connection.execute(select(message_segments.c.branch, message_segments.c.segment).where(*own)).all()
+    if not rows:
+        return
+    scope = lock_messages(connection, tenant)
+    table = message_segments.c
+    for branch, segment in rows:
+        scope = scope._replace(revision=scope.revision + 1)
+        # Below any number that a segment has.
+        aside = -1 - table.number
+        values = {"segment": aside, "revision": scope.revision, "format": 0, "columns": b"", "terms": b""}
+        key = *own, table.branch == branch, table.segment == segment, table.segment >= 0
+        connection.execute(update_rows(message_segments).where(*key).values(values))
+    update_scope(connection, tenant, scope)
+
+
+def remove_retired(connection: Connection, tenant: str) -> None:
+    """Removes the segments that `retire_segments` put aside from the index."""
+    retired = message_segments.c.tenant == tenant, message_segments.c.segment < 0
+    numbers = list(connection.execute(select(message_segments.c.number).where(*retired)).scalars())
+    if not numbers:
+        return
+    scope = lock_messages(connection, tenant)
+    rows = [number * ENTRIES_PER_SEGMENT + row for number in numbers for row in range(ENTRIES_PER_SEGMENT)]
+    removed = remove_numbers(connection, tenant, scope.scope, rows)
+    update_scope(connection, tenant, scope._replace(passage_count=scope.passage_count - removed))
+    connection.execute(delete(message_segments).where(*retired))
+
+
 def _drop_segment(
     connection: Connection, tenant: str, conversation: str, ref: SegmentRef, scope: SearchScope
 ) -> SearchScope:
@@ -624,6 +658,7 @@ class MessageIndex(StorePart):
     put_segments = write_bulk(put_segments)
     mark_unembedded = write_bulk(mark_unembedded)
     reset_format = write_bulk(reset_format)
+    remove_retired = write_bulk(remove_retired)
     read_changes = read(read_message_index)
     read_messages = read(read_messages)
     find_topics = read(find_topics)

@@ -5,7 +5,7 @@ transaction that writes the message, so an import that is interrupted or repeate
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from quire.log.types import MAIN_BRANCH, Blob, Branch, ConversationRecord
 from quire.model import (
     ActiveCompaction,
     Author,
+    Body,
     ChainHead,
     Compaction,
     Entry,
@@ -41,7 +42,7 @@ MAX_ITEM_ID_CHARS = 100
 MAX_LISTED_CONVERSATIONS = 500
 """Conversations whose ledger one statement reads."""
 
-_LEDGER_COLUMNS = ("tenant", "conversation", "item", "digest", "branch", "seq")
+_LEDGER_COLUMNS = ("tenant", "conversation", "item", "digest", "branch", "seq", "reads")
 _AUTHORS: dict[str, Author] = {"user": "user", "system": "user", "assistant": "assistant", "tool": "tool"}
 
 Position = tuple[int, int]
@@ -81,6 +82,8 @@ class ImportBatch(NamedTuple):
     items: Sequence[ImportItem]
     positions: Mapping[str, Position]
     """Positions of items that are in the log already and may be parents."""
+    reads: int = 1
+    """Version of the reader of its source."""
 
 
 ImportLedger = dict[tuple[str, bytes], Position]
@@ -112,6 +115,16 @@ def read_ledgers(connection: Connection, tenant: str, conversation_ids: Collecti
         for conversation, item, digest, branch, seq in connection.execute(query):
             ledgers.setdefault(conversation, {})[item, digest] = (branch, seq)
     return ledgers
+
+
+def list_outdated(connection: Connection, tenant: str, conversation_ids: Collection[str], *, reads: int) -> set[str]:
+    """The conversations of which an earlier version of their reader wrote something."""
+    query = select(imports.c.conversation).distinct().where(imports.c.tenant == tenant, imports.c.reads < reads)
+    return {
+        conversation
+        for ids in _split(sorted(conversation_ids))
+        for conversation in connection.execute(query.where(imports.c.conversation.in_(ids))).scalars()
+    }
 
 
 def list_sessions(
@@ -150,7 +163,7 @@ def append_items(connection: Connection, tenant: str, batches: Sequence[ImportBa
             conversations_table.c.tenant == tenant, conversations_table.c.conversation.in_(ids)
         )
         existing.update(connection.execute(query).scalars())
-    writer = _RowWriter(connection, tenant)
+    writer = RowWriter(connection, tenant)
     added_by_batch: list[dict[str, Position]] = []
     for batch in batches:
         if batch.conversation.id in existing:
@@ -170,7 +183,7 @@ def append_items(connection: Connection, tenant: str, batches: Sequence[ImportBa
                     parent = added.get(item.parent) or batch.positions.get(item.parent)
                 preserved = (added.get(id_) or batch.positions.get(id_) for id_ in item.preserved)
                 seqs = [each[1] for each in preserved if each] if item.preserved else ()
-                position = ledger[item.key] = writer.append(item, parent, seqs)
+                position = ledger[item.key] = writer.append(item, parent, seqs, reads=batch.reads)
             added[item.id] = position
         added_by_batch.append(added)
         yield_to_event_loop(connection)
@@ -178,7 +191,7 @@ def append_items(connection: Connection, tenant: str, batches: Sequence[ImportBa
     return added_by_batch
 
 
-class _BranchWriter:
+class BranchWriter:
     """A branch that grows in memory; `build_branch` gives the row that is written."""
 
     def __init__(self, branch: Branch, *, is_new: bool) -> None:
@@ -203,34 +216,56 @@ class _BranchWriter:
             )
             self.state = apply_entry(self.state, self.head.seq + 1, compaction, compaction_at=_refuse_undo)
             kind, role, author, raw = "compaction", None, "engine", compaction.canonical_json()
-        entry = chain_entry(
-            self.head,
-            conversation=self.conversation,
-            branch=self.number,
-            kind=kind,
-            role=role,
-            author=author,
-            created_at=item.at,
-            raw=raw,
-            raw_metadata=item.metadata,
+        return self._move(
+            chain_entry(
+                self.head,
+                conversation=self.conversation,
+                branch=self.number,
+                kind=kind,
+                role=role,
+                author=author,
+                created_at=item.at,
+                raw=raw,
+                raw_metadata=item.metadata,
+            )
         )
+
+    def append_entry(self, entry: Entry, body: Body, *, compaction_at: Callable[[int], ActiveCompaction]) -> Entry:
+        """Appends an entry of the log at a new place, with the body that it has there."""
+        self.state = apply_entry(self.state, self.head.seq + 1, body, compaction_at=compaction_at)
+        return self._move(
+            chain_entry(
+                self.head,
+                conversation=self.conversation,
+                branch=self.number,
+                kind=entry.kind,
+                role=entry.role,
+                author=entry.author,
+                created_at=entry.created_at,
+                raw=body.canonical_json() if entry.kind != "message" else entry.raw,
+                raw_metadata=entry.raw_metadata,
+                tokens=entry.token_count,
+            )
+        )
+
+    def _move(self, entry: Entry) -> Entry:
         self.head = ChainHead(entry.seq, entry.digest, entry.path)
-        self.updated_at = max(self.updated_at, item.at)
+        self.updated_at = max(self.updated_at, entry.created_at)
         return entry
 
     def build_branch(self) -> Branch:
         return self._branch.move_to(self.head, self.state)._replace(updated_at=self.updated_at)
 
 
-class _RowWriter:
+class RowWriter:
     """Chains the entries of several conversations in memory and writes their rows together."""
 
     def __init__(self, connection: Connection, tenant: str) -> None:
         self._connection, self._tenant = connection, tenant
-        self._branches: dict[int, _BranchWriter] = {}
+        self.branches: dict[int, BranchWriter] = {}
         """Branches of the open conversation."""
         self._created: list[ConversationRecord] = []
-        self._changed: dict[tuple[str, int], _BranchWriter] = {}
+        self._changed: dict[tuple[str, int], BranchWriter] = {}
         """Branches to be written."""
         self._entries: list[Entry] = []
         self._ledger_rows: list[tuple[object, ...]] = []
@@ -240,20 +275,35 @@ class _RowWriter:
     def create_conversation(self, record: ConversationRecord) -> None:
         record = record._replace(title=mask_text(self._connection, record.title))
         self._created.append(record)
-        self._branches = {MAIN_BRANCH: _BranchWriter(conversations.build_main_branch(record), is_new=True)}
+        self.branches = {MAIN_BRANCH: BranchWriter(conversations.build_main_branch(record), is_new=True)}
 
     def open_conversation(self, branches: Iterable[Branch]) -> None:
-        self._branches = {branch.number: _BranchWriter(branch, is_new=False) for branch in branches}
+        self.branches = {branch.number: BranchWriter(branch, is_new=False) for branch in branches}
 
-    def append(self, item: ImportItem, parent: Position | None, preserved: Sequence[int]) -> Position:
-        branch = self._find_branch(item, parent or (MAIN_BRANCH, 0))
+    def restart_conversation(self, record: ConversationRecord) -> None:
+        """Opens a conversation whose row stays and whose branches were deleted."""
+        self.branches = {MAIN_BRANCH: BranchWriter(conversations.build_main_branch(record), is_new=True)}
+
+    def append_entry(
+        self, entry: Entry, parent: Position, body: Body, *, compaction_at: Callable[[int], ActiveCompaction]
+    ) -> Position:
+        """Appends an entry that is not imported, at the end of its parent's branch or as a new branch."""
+        branch = self._find_branch(entry.created_at, parent)
+        written = branch.append_entry(entry, body, compaction_at=compaction_at)
+        self._changed[branch.conversation, branch.number] = branch
+        self._entries.append(written)
+        return branch.number, written.seq
+
+    def append(self, item: ImportItem, parent: Position | None, preserved: Sequence[int], *, reads: int) -> Position:
+        branch = self._find_branch(item.at, parent or (MAIN_BRANCH, 0))
         entry = branch.append(self._mask(item), preserved)
         self._changed[branch.conversation, branch.number] = branch
         self._entries.append(entry)
         if item.blobs and item.compaction is None:
             self._blobs.update(item.blobs)
             self._blob_uses.append((entry, set(item.blobs)))
-        self._ledger_rows.append((self._tenant, branch.conversation, item.id, item.digest, branch.number, entry.seq))
+        row = (self._tenant, branch.conversation, item.id, item.digest, branch.number, entry.seq, reads)
+        self._ledger_rows.append(row)
         return branch.number, entry.seq
 
     def _mask(self, item: ImportItem) -> ImportItem:
@@ -268,26 +318,30 @@ class _RowWriter:
             compaction=compaction if isinstance(compaction, Compaction) else None,
         )
 
-    def _find_branch(self, item: ImportItem, parent: Position) -> _BranchWriter:
+    def _find_branch(self, at: int, parent: Position) -> BranchWriter:
         """The branch whose head is the parent, or a new one that forks there."""
         number, seq = parent
-        origin = self._branches[number]
+        origin = self.branches[number]
         if origin.head.seq == seq:
             return origin
+        return self.fork(parent, created_at=at)
+
+    def fork(self, parent: Position, *, created_at: int, name: str | None = None) -> BranchWriter:
+        """A new branch after an entry."""
         # A fork reads the entries before it from the database.
         self.flush()
-        number = 1 + max(self._branches)
+        number, seq = 1 + max(self.branches), parent[1]
         fork = conversations.build_fork(
             self._connection,
             self._tenant,
-            origin.build_branch(),
+            self.branches[parent[0]].build_branch(),
             at=seq,
             number=number,
-            name=f"branch {number}",
-            created_at=item.at,
+            name=name or f"branch {number}",
+            created_at=created_at,
         )
-        self._branches[number] = _BranchWriter(fork, is_new=True)
-        return self._branches[number]
+        self.branches[number] = BranchWriter(fork, is_new=True)
+        return self.branches[number]
 
     def flush(self) -> None:
         """Writes all rows that are not written yet."""
@@ -328,6 +382,7 @@ class _RowWriter:
             append.insert_blob_uses(connection, tenant, self._blob_uses)
         if self._entries:
             append.insert_entries(connection, tenant, self._entries)
+        if self._ledger_rows:
             insert_tuples(connection, imports, _LEDGER_COLUMNS, self._ledger_rows)
         self._created, self._changed = [], {}
         self._entries, self._ledger_rows, self._blobs, self._blob_uses = [], [], {}, []
@@ -349,6 +404,7 @@ class Imports(StorePart):
     has_imported = read_inline(has_imported)
     read_ledgers = read_bulk(read_ledgers)
     list_sessions = read(list_sessions)
+    list_outdated = read(list_outdated)
     list_files = read(noticed.list_imported_files)
     record_files = write_bulk(noticed.record_files)
     read_observations = read_bulk(noticed.read_observations)

@@ -21,6 +21,8 @@ class FileVersion(NamedTuple):
     """Digest of the name of the source and the path."""
     size: int
     modified_ns: int
+    reads: int = 1
+    """Version of the reader of its source."""
 
 
 class ObservedConversation(NamedTuple):
@@ -46,7 +48,7 @@ def record_files(connection: Connection, tenant: str, files: Sequence[FileVersio
     """Records files that were imported to their end, and what was noticed, by conversation."""
     if files:
         rows = [{"tenant": tenant, **each._asdict()} for each in files]
-        connection.execute(upsert(connection, imported_files, replace=["size", "modified_ns"]), rows)
+        connection.execute(upsert(connection, imported_files, replace=["size", "modified_ns", "reads"]), rows)
     if noticed:
         rows = [
             {"tenant": tenant, "conversation": conversation, "observations": mask_text(connection, text)}
