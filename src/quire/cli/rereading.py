@@ -40,15 +40,15 @@ class Rereading:
         self._costs = await self._read_costs()
 
     async def _read_costs(self) -> dict[str, int]:
-        from quire.usage.insights import count_usage
-
-        await count_usage(self._store.usage)
         return {each.conversation: each.cost_nanos for each in await self._store.usage.list_conversation_costs()}
 
     async def print_changes(self, reread: "Mapping[str, Reread]") -> None:
         """Says once what reading sessions again has changed."""
+        from quire.usage.insights import count_usage
+
         if not reread:
             return
+        await count_usage(self._store.usage)
         before, after = self._costs or {}, await self._read_costs()
         pieces = sum(each.branches < each.branches_before for each in reread.values())
         costs = [sum(each.get(name, 0) for name in reread) / 1e9 for each in (before, after)]

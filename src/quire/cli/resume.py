@@ -43,6 +43,7 @@ def command(
     in it. Nothing that exists is overwritten, and what the agent cannot take is listed.
     """
     document, session = _write_session(run_async(_read_source(target, program)), program)
+    run_async(_record_session(document, program, target.overrides))
 
     lines = [
         f"Wrote {pluralize(document.messages, 'message')} of {document.conversation} up to #{document.last} as a "
@@ -139,6 +140,21 @@ def _write_session(source: _Source, program: ProgramName) -> "tuple[ResumedSessi
         changes=dict(history.changes),
     )
     return document, session
+
+
+async def _record_session(
+    document: "ResumedSessionSchema", program: ProgramName, overrides: Sequence[str] | None
+) -> None:
+    """Records what the session continues, so that its import adds what the agent says next to this conversation."""
+    from quire.engine.file_import import make_conversation_id
+    from quire.log.imports import ContinuedSession
+    from quire.model.ids import now
+    from quire.resume.registry import WRITERS
+
+    imported = make_conversation_id(WRITERS[program].traits.source, document.session)
+    continued = ContinuedSession(document.conversation, document.branch, document.last, now())
+    async with open_store(overrides) as store:
+        await store.imports.record_continued(imported, continued)
 
 
 def _start(program: ProgramName, session: "NativeSession", folder: Path, overrides: Sequence[str] | None) -> NoReturn:

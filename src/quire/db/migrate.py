@@ -58,7 +58,7 @@ _UPDATABLE_COLUMNS = {
     "manifests": ("manifest", "response_id", "row_digest"),
     "blobs": ("uploaded_at", "data", "object", "size"),
     "imports": ("reads",),
-    "continued_sessions": ("conversation",),
+    "continued_sessions": ("conversation", "branch", "seq", "written_at"),
     "archives": ("object", "title", "tokens", "bytes", "changed_at", "row_digest"),
     "pending_objects": ("since",),
     "calibrations": ("calibration", "row_digest"),

@@ -201,8 +201,12 @@ continued_sessions = Table(
     Column("tenant", Text, primary_key=True),
     Column("imported", Text, primary_key=True),
     Column("conversation", Text, nullable=False),
+    Column("branch", Integer, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("written_at", BigInteger, nullable=False),
 )
-"""Sessions of agents that continue a conversation of the log, by the id that their import would have otherwise."""
+"""Sessions that Quire wrote for an agent, by the id that their import would have otherwise, and the entry of the log
+that each continues. What is older than `written_at` is a copy."""
 
 observations = Table(
     "quire_observations",

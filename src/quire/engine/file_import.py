@@ -22,7 +22,7 @@ from quire.engine.state import EngineState
 from quire.findings.observer import Observation, SessionObserver
 from quire.importers.base import Source, SourceConversation, SourceError, find_reads, get_fingerprint, is_growing
 from quire.importers.items import build_item, measure_item
-from quire.log.imports import ImportBatch, ImportItem, ImportLedger, Position, make_item_id
+from quire.log.imports import ContinuedSession, ImportBatch, ImportItem, ImportLedger, Position, make_item_id
 from quire.log.observations import FileVersion, make_file_key
 from quire.log.types import ConversationRecord
 from quire.model.ids import now
@@ -78,6 +78,8 @@ class ImportedConversation:
         self.dropped = conversation.dropped
         self.recorded: RecordedSession | None = None
         """What the gateway recorded of it, with which it is merged."""
+        self.continued: ContinuedSession | None = None
+        """The entry that it continues, if Quire wrote its first messages for the agent."""
         self.ledger: ImportLedger | None = None
         """Items that earlier imports wrote. None until it is read."""
         self.positions: dict[str, Position] = {}
@@ -356,7 +358,8 @@ class _BatchWriter:
             noticed = {
                 conversation.id: dump_json([_locate(each, conversation) for each in observations])
                 for conversation, observations in batch.observations
-                if conversation.positions
+                # What was noticed in a session's file stays when another file continues it.
+                if conversation.positions and conversation.continued is None
             }
             await self._store.imports.record_files(batch.versions, noticed)
         self._report.files += batch.files
@@ -406,6 +409,7 @@ class _BatchWriter:
         ledgers = await self._store.imports.read_ledgers({part.conversation.id for part in parts})
         sessions = {part.conversation.origin.session for part in parts}
         found = await self._store.imports.list_sessions(self._source, [each for each in sessions if each is not None])
+        continued = await self._store.imports.read_continued({part.conversation.id for part in parts})
         outdated: set[str] = set()
         if self._prepare_reread is not None:
             outdated = await self._store.imports.list_outdated(ledgers.keys(), reads=self._reads)
@@ -423,9 +427,13 @@ class _BatchWriter:
             if ledger is not None and own is not None and await self._has_other_entries(own.id, ledger):
                 # The session went on through the gateway after an import.
                 conversation.recorded = await RecordedSession.load(self._store, own)
+            conversation.continued = continued.get(conversation.id)
             if conversation.recorded is not None:
                 self._report.live_conversations += 1
                 conversation.id = conversation.recorded.record.id
+                ledger = (await self._store.imports.read_ledgers({conversation.id})).get(conversation.id)
+            elif conversation.continued is not None:
+                conversation.id = conversation.continued.conversation
                 ledger = (await self._store.imports.read_ledgers({conversation.id})).get(conversation.id)
             conversation.ledger = ledger or {}
 
@@ -458,8 +466,11 @@ class _BatchWriter:
         if conversation.ledger is None:
             return []
         new: list[ImportItem] = []
+        continued = conversation.continued if conversation.recorded is None else None
         for item in items:
             position = conversation.ledger.get(item.key)
+            if continued is not None and item.at < continued.written_at:
+                position = continued.branch, continued.seq
             if position is None:
                 new.append(item)
             else:

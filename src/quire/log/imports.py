@@ -15,9 +15,9 @@ from quire.db.dialects import insert_rows, insert_tuples, upsert
 from quire.db.notifications import mark_changed
 from quire.db.raw_sql import yield_to_event_loop
 from quire.db.schema import branches as branches_table
+from quire.db.schema import continued_sessions, imports, uncounted_branches, unindexed_branches
 from quire.db.schema import conversations as conversations_table
-from quire.db.schema import imports, uncounted_branches, unindexed_branches
-from quire.db.store_part import StorePart, read, read_bulk, read_inline, write_bulk
+from quire.db.store_part import StorePart, read, read_bulk, read_inline, write, write_bulk
 from quire.errors import StoreError
 from quire.log import append, blobs, conversations
 from quire.log import observations as noticed
@@ -117,6 +117,32 @@ def read_ledgers(connection: Connection, tenant: str, conversation_ids: Collecti
     return ledgers
 
 
+class ContinuedSession(NamedTuple):
+    """A session that Quire wrote for an agent, which continues a conversation after an entry."""
+
+    conversation: str
+    branch: int
+    seq: int
+    written_at: int
+    """Microseconds since 1970. What is older is a copy of what the log has."""
+
+
+def record_continued(connection: Connection, tenant: str, imported: str, session: ContinuedSession) -> None:
+    """Records a session by the id that its import would have otherwise."""
+    row = {"tenant": tenant, "imported": imported, **session._asdict()}
+    connection.execute(upsert(connection, continued_sessions, replace=ContinuedSession._fields), row)
+
+
+def read_continued(connection: Connection, tenant: str, imported: Collection[str]) -> dict[str, ContinuedSession]:
+    columns = [continued_sessions.c[name] for name in ("imported", *ContinuedSession._fields)]
+    query = select(*columns).where(continued_sessions.c.tenant == tenant)
+    return {
+        row[0]: ContinuedSession._make(row[1:])
+        for ids in _split(sorted(imported))
+        for row in connection.execute(query.where(continued_sessions.c.imported.in_(ids)))
+    }
+
+
 def list_outdated(connection: Connection, tenant: str, conversation_ids: Collection[str], *, reads: int) -> set[str]:
     """The conversations of which an earlier version of their reader wrote something."""
     query = select(imports.c.conversation).distinct().where(imports.c.tenant == tenant, imports.c.reads < reads)
@@ -165,8 +191,12 @@ def append_items(connection: Connection, tenant: str, batches: Sequence[ImportBa
         existing.update(connection.execute(query).scalars())
     writer = RowWriter(connection, tenant)
     added_by_batch: list[dict[str, Position]] = []
+    opened: set[str] = set()
     for batch in batches:
-        if batch.conversation.id in existing:
+        if batch.conversation.id in opened:
+            # The heads that another file of the same conversation moved.
+            writer.flush()
+        if batch.conversation.id in existing or batch.conversation.id in opened:
             # The lock comes before the ledger is read, so that a concurrent import cannot add to it in between.
             locked = conversations.lock_branches(connection, tenant, batch.conversation.id)
             ledger = read_ledgers(connection, tenant, [batch.conversation.id]).get(batch.conversation.id, {})
@@ -174,6 +204,7 @@ def append_items(connection: Connection, tenant: str, batches: Sequence[ImportBa
         else:
             ledger = {}
             writer.create_conversation(batch.conversation)
+        opened.add(batch.conversation.id)
         added: dict[str, Position] = {}
         for item in batch.items:
             position = ledger.get(item.key)
@@ -405,6 +436,8 @@ class Imports(StorePart):
     read_ledgers = read_bulk(read_ledgers)
     list_sessions = read(list_sessions)
     list_outdated = read(list_outdated)
+    record_continued = write(record_continued)
+    read_continued = read(read_continued)
     list_files = read(noticed.list_imported_files)
     record_files = write_bulk(noticed.record_files)
     read_observations = read_bulk(noticed.read_observations)

@@ -18,6 +18,7 @@ from quire.wire.messages.render import IMAGE_MEDIA_TYPES, AnthropicMessagesForma
 TRAITS = AgentTraits(
     name="claude",
     client="claude",
+    source="claude-code",
     media_types=(*IMAGE_MEDIA_TYPES, "application/pdf"),
     takes_urls=True,
     call_prefix="toolu_",

@@ -15,7 +15,9 @@ from quire.resume.history import AdaptedHistory, AgentTraits
 from quire.resume.session import NativeSession, SessionPlace, format_time
 from quire.wire.responses.render import OpenAIResponsesFormat
 
-TRAITS = AgentTraits(name="codex", client="codex", media_types=("image/",), takes_urls=True, call_prefix="call_")
+TRAITS = AgentTraits(
+    name="codex", client="codex", source="codex", media_types=("image/",), takes_urls=True, call_prefix="call_"
+)
 VERSION = "0.166.0"
 
 

@@ -23,6 +23,7 @@ from quire.wire.media import split_data_url
 TRAITS = AgentTraits(
     name="gemini",
     client="gemini",
+    source="gemini",
     media_types=("image/", "application/pdf"),
     takes_urls=False,
     call_prefix="call-",

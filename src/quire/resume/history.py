@@ -50,6 +50,8 @@ class AgentTraits:
     name: ProgramName
     client: str
     """Beginning of the client's name in the origin of conversations that the agent itself held."""
+    source: str
+    """Name of the source that imports its sessions."""
     media_types: tuple[str, ...]
     """Beginnings of the media types that a session may have."""
     takes_urls: bool

@@ -20,6 +20,7 @@ from quire.resume.session import NativeSession, SessionPlace
 TRAITS = AgentTraits(
     name="opencode",
     client="opencode",
+    source="opencode",
     media_types=("image/", "application/pdf"),
     takes_urls=False,
     call_prefix="call_",

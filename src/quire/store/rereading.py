@@ -15,12 +15,13 @@ from typing import Any, NamedTuple, cast
 from pydantic import ValidationError
 from sqlalchemy import Connection, delete, select, text, update
 
-from quire.db.dialects import insert_rows
+from quire.db.dialects import insert_rows, upsert
 from quire.db.raw_sql import yield_to_event_loop
 from quire.db.schema import (
     archived_replies,
     blob_uses,
     branches,
+    continued_sessions,
     entries,
     imports,
     manifests,
@@ -92,7 +93,7 @@ def reread_conversation(connection: Connection, tenant: str, batch: ImportBatch)
         positions[item.id] = writer.append(item, parent, preserved, reads=batch.reads)
         heads[item.id] = kept.place_after(item.id, positions[item.id])
     kept.place_rest()
-    kept.write_rows()
+    kept.write_rows(batch.reads)
     if not record.title and batch.conversation.title:
         rename_conversation(connection, tenant, conversation, batch.conversation.title)
     count = sum(1 for each in list_branches(connection, tenant, conversation) if each.head_seq > each.fork_seq)
@@ -142,15 +143,24 @@ class _KeptEntries:
         """New position by the old one, of what was written so far."""
         self._rest: list[tuple[Entry, Position]] = []
         """Entries that wait until all items are written, and the new position after which each belongs."""
+        self._entries: dict[Position, Entry] = {}
         self.lost = 0
-        imported = set(ledger.values())
+        continued = continued_sessions.c.tenant == tenant, continued_sessions.c.conversation == self._conversation
+        rows = connection.execute(select(continued_sessions).where(*continued)).mappings()
+        self._continued = [dict(row) for row in rows]
+        oldest = min((row["written_at"] for row in self._continued), default=None)
         own = entries.c.tenant == tenant, entries.c.conversation == self._conversation
         rows = connection.execute(select(*ENTRY_COLUMNS).where(*own).order_by(entries.c.branch, entries.c.seq))
-        self._entries = {
-            (entry.branch, entry.seq): entry
-            for entry in map(Entry._make, rows)
-            if (entry.branch, entry.seq) not in imported
-        }
+        imported = {position: item for item, position in ledger.items()}
+        self._ledger: dict[Position, tuple[str, bytes]] = {}
+        """Items of sessions that continue the conversation in other files."""
+        for entry in map(Entry._make, rows):
+            position = (entry.branch, entry.seq)
+            item = imported.get(position)
+            if item is not None and item[0] not in remaining and oldest is not None and entry.created_at >= oldest:
+                self._ledger[position] = item
+            if item is None or position in self._ledger:
+                self._entries[position] = entry
         self._followers: defaultdict[Position, list[Entry]] = defaultdict(list)
         for branch, seq in self._entries:
             self._followers[self._find_before(branch, seq)].append(self._entries[branch, seq])
@@ -277,7 +287,7 @@ class _KeptEntries:
                 renamed[name] = self._renumber(each, branch)
         return renamed
 
-    def write_rows(self) -> None:
+    def write_rows(self, reads: int) -> None:
         """Writes what belongs to the kept entries: manifests, quoted blobs and the bodies of requests; and the places
         of messages that memories cite."""
         for table, rows in self._rows.items():
@@ -294,6 +304,17 @@ class _KeptEntries:
                 moved.append(row)
             if moved:
                 insert_rows(self._connection, table, moved)
+        if self._ledger:
+            items = [
+                {"conversation": self._conversation, "item": item, "digest": digest, "reads": reads}
+                | dict(zip(("branch", "seq"), self._moved[position], strict=True))
+                for position, (item, digest) in self._ledger.items()
+            ]
+            insert_rows(self._connection, imports, [{"tenant": self._tenant, **each} for each in items])
+        for row in self._continued:
+            branch, seq = self._find_moved(row["branch"], row["seq"])
+            moved_row = row | {"branch": branch, "seq": seq}
+            self._connection.execute(upsert(self._connection, continued_sessions, replace=["branch", "seq"]), moved_row)
         own = memories.c.tenant == self._tenant, memories.c.conversation == self._conversation
         for stored in self._connection.execute(select(memories).where(*own)).mappings().all():
             branch, seq = self._find_moved(stored["branch"], stored["seq"])

@@ -26,7 +26,8 @@ def upgrade() -> None:
     op.execute("CREATE INDEX quire_counted_requests_of ON quire_counted_requests (tenant, conversation)")
     op.execute(
         f"CREATE TABLE quire_continued_sessions (tenant {key} NOT NULL, imported {key} NOT NULL, "
-        f"conversation {key} NOT NULL, PRIMARY KEY (tenant, imported))"
+        f"conversation {key} NOT NULL, branch INTEGER NOT NULL, seq {big} NOT NULL, written_at {big} NOT NULL, "
+        "PRIMARY KEY (tenant, imported))"
     )
     op.execute("DROP INDEX quire_counted_branches_outdated")
     op.execute(
