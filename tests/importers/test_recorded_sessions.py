@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from importers.test_import_writer import ListSource, say
-from importers.transcript_files import import_path, read_texts
+from importers.transcript_files import import_path, make_engine, read_texts
 from quire.engine import file_import
-from quire.engine.file_import import ImportReport
+from quire.engine.file_import import ImportReport, import_files
 from quire.importers.base import SourceCompaction, SourceConversation, SourceMessage
 from quire.log import ConversationOrigin
-from quire.model import Compaction, Message, Span, Usage
+from quire.model import Compaction, Message, Pin, Span, Usage
+from quire.model.ids import now
 from quire.model.messages import TextPart, ToolCallPart
 from quire.settings.schema import TenantMasking
 from quire.store import SqlStore
@@ -38,9 +39,15 @@ async def record(store: SqlStore, *messages: Message | Compaction, origin: Conve
 
 
 async def import_transcript(
-    store: SqlStore, *messages: SourceMessage, origin: ConversationOrigin = ORIGIN
+    store: SqlStore, *messages: SourceMessage, origin: ConversationOrigin = ORIGIN, may_delete: bool = False
 ) -> ImportReport:
-    report = await import_path(store, ListSource(SourceConversation("c", messages, origin=origin)), Path())
+    async def prepare() -> None:
+        pass
+
+    source = ListSource(SourceConversation("c", messages, origin=origin))
+    engine = make_engine(store)
+    report = await import_files(engine, source, [Path()], prepare_reread=prepare if may_delete else None)
+    await engine.runtime.jobs.wait()
     for each in await store.list_conversations():
         assert await store.verify_conversation(each.id) == []
     return report
@@ -151,3 +158,51 @@ async def test_a_purged_message_does_not_come_back(store: SqlStore):
     later = (say("c", "b", "Later.", at=2**55), answer("d", "c", "Yes.")._replace(at=2**55))
     assert (await import_transcript(store, *GREETING_ITEMS, *later)).messages == 2
     assert (await read_texts(store, "live"))[1:] == ["[purged]", "Later.", "Yes."]
+
+
+async def test_a_session_whose_first_reply_is_under_way_is_not_imported(store: SqlStore):
+    at = now()
+    question, said = say("a", None, "Greet.", at=at), answer("b", "a", "Ahoy.")._replace(at=at)
+    assert (await import_transcript(store, question)).messages == 0
+    assert await store.list_conversations() == []
+    await record(store, *GREETING)
+    await import_transcript(store, question, said)
+    assert [each.id for each in await store.list_conversations()] == ["live"]
+    # Without a gateway, the session is imported with its first reply, or when nothing came.
+    other = ConversationOrigin(client="list", session="t")
+    old = ListSource(SourceConversation("d", [say("a", None, "Greet.", at=at - 2 * 3_600_000_000)], origin=other))
+    assert (await import_path(store, old, Path())).messages == 1
+
+
+async def test_a_session_that_was_imported_first_is_deleted_when_all_of_it_is_recorded(store: SqlStore):
+    await import_transcript(store, *GREETING_ITEMS)
+    await record(store, *GREETING, Message.user("More."), Message.assistant("Sure."))
+    more = (say("c", "b", "More."), answer("d", "c", "Sure."))
+    assert (await import_transcript(store, *GREETING_ITEMS, *more)).messages == 0
+    assert len(await store.list_conversations()) == 2
+    report = await import_transcript(store, *GREETING_ITEMS, *more, may_delete=True)
+    assert (report.deleted_twins, [each.id for each in await store.list_conversations()]) == (1, ["live"])
+    assert (await import_transcript(store, *GREETING_ITEMS, *more)).messages == 0
+    assert [each.id for each in await store.list_conversations()] == ["live"]
+
+
+async def test_what_was_imported_before_the_gateway_recorded_the_session_stays_where_it_is(store: SqlStore):
+    await import_transcript(store, *GREETING_ITEMS)
+    # The agent compacted before it went through the gateway.
+    await record(store, Message.user("Summary: greeted. More."), make_call("toolu_1"))
+    call = SourceMessage("d", "c", make_call("toolu_1"), at=1_000, usage=USAGE)
+    more = (say("c", "b", "More."), call, say("e", "d", "Alone."), answer("f", "e", "Yes."))
+    report = await import_transcript(store, *GREETING_ITEMS, *more, may_delete=True)
+    assert (report.messages, report.deleted_twins) == (2, 0)
+    texts = {each.id: await read_texts(store, each.id) for each in await store.list_conversations()}
+    assert texts.pop("live") == ["Summary: greeted. More.", "Bash", "Alone.", "Yes."]
+    assert list(texts.values()) == [["Greet.", REMINDER, "Ahoy."]]
+
+
+async def test_a_twin_with_an_edit_stays(store: SqlStore):
+    await import_transcript(store, *GREETING_ITEMS)
+    [twin] = await store.list_conversations()
+    await store.append(twin.id, Pin(message=1))
+    await record(store, *GREETING)
+    report = await import_transcript(store, *GREETING_ITEMS, may_delete=True)
+    assert (report.deleted_twins, len(await store.list_conversations())) == (0, 2)

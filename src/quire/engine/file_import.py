@@ -35,6 +35,9 @@ BATCH_MESSAGES = 1_000
 MAX_BATCH_BYTES = 8_000_000
 """Bytes of messages after which a batch ends early."""
 MAX_TITLE_CHARS = 500
+REPLY_WAIT_MICROS = 3_600 * 1_000_000
+"""How long a session without any reply is not imported. Its first request may be under way through the gateway, which
+records the session when the reply ends."""
 GROUP_BYTES = 4_000_000
 """Bytes of files that a process reads at a time. A larger file is read in this process, batch by batch."""
 MIN_PARALLEL_BYTES = 30_000_000
@@ -80,6 +83,11 @@ class ImportedConversation:
         """What the gateway recorded of it, with which it is merged."""
         self.continued: ContinuedSession | None = None
         """The entry that it continues, if Quire wrote its first messages for the agent."""
+        self.twin: str | None = None
+        """Id under which it was imported before the gateway recorded the session."""
+        self.twin_ledger: ImportLedger = {}
+        self.is_in_recorded = True
+        """Whether the gateway recorded all of what the twin has."""
         self.ledger: ImportLedger | None = None
         """Items that earlier imports wrote. None until it is read."""
         self.positions: dict[str, Position] = {}
@@ -87,8 +95,13 @@ class ImportedConversation:
         """Whether its reader holds back the end of the file."""
         self.reread: list[ImportItem] | None = None
         """All items so far of a conversation that an earlier version of the reader wrote, and that is replaced."""
-        self.has_new = False
+        self.has_new = self.has_reply = False
         self.observer = SessionObserver(source)
+
+    @property
+    def waits_for_reply(self) -> bool:
+        """Whether nothing of it was answered, and an answer may still come."""
+        return not self.has_reply and self.last_at is not None and self.last_at > now() - REPLY_WAIT_MICROS
 
     def make_record(self) -> ConversationRecord:
         at = self.created_at if self.created_at is not None else now()
@@ -144,6 +157,10 @@ def read_batches(source: Source, files: Sequence[Path], options: ImportOptions) 
             if isinstance(read, SourceError):
                 batch.errors.append(read)
             elif isinstance(read, ImportedConversation):
+                if read.waits_for_reply:
+                    # The file is looked at again, whatever becomes of it.
+                    version = None
+                    continue
                 # Its observer is done, and would otherwise cross to the writing process.
                 batch.observations.append((read, read.observer.finish()))
                 read.observer = SessionObserver()
@@ -191,6 +208,7 @@ def _read_conversation(
 ) -> Iterator[tuple[ImportedConversation, ImportItem] | ImportedConversation | SourceError]:
     replaced: dict[str | None, str | None] = {}
     """Parents of messages that cannot be stored, which their children get instead."""
+    unanswered: list[ImportItem] = []
     for message in read.messages:
         if isinstance(message, SourceError):
             yield message
@@ -207,7 +225,13 @@ def _read_conversation(
         if conversation.created_at is None:
             conversation.created_at = item.at
         conversation.observer.add(message)
-        yield conversation, item
+        conversation.has_reply = conversation.has_reply or item.role == "assistant"
+        unanswered.append(item)
+        if conversation.has_reply:
+            yield from ((conversation, each) for each in unanswered)
+            unanswered = []
+    if not conversation.waits_for_reply:
+        yield from ((conversation, each) for each in unanswered)
     yield conversation
 
 
@@ -280,6 +304,8 @@ class ImportReport:
     errors: list[SourceError] = field(default_factory=list[SourceError])
     reread: dict[str, Reread] = field(default_factory=dict[str, Reread])
     """Conversations that were read again, because an earlier version of the reader wrote them."""
+    deleted_twins: int = 0
+    """Conversations that were deleted, because the gateway had recorded all of their session."""
 
     def add_error(self, error: SourceError) -> None:
         self.error_count += 1
@@ -321,7 +347,7 @@ async def import_files(
     finally:
         reading.cancel()
         await asyncio.wait([reading])
-        if report.reread:
+        if report.reread or report.deleted_twins:
             await engine.store.message_index.remove_retired()
     return report
 
@@ -339,6 +365,7 @@ class _BatchWriter:
     ) -> None:
         self._store, self._source, self._options, self._report = store, source.name, options, report
         self._reads = find_reads(source)
+        self._prepare_deletion = prepare_reread if not options.dry_run else None
         self._prepare_reread = prepare_reread if self._reads > 1 and not options.dry_run else None
 
     async def write(self, batch: ReadBatch) -> bool:
@@ -354,6 +381,10 @@ class _BatchWriter:
             if conversation.reread is not None:
                 await self._reread(conversation, conversation.reread)
                 is_written = True
+            if conversation.twin is not None and conversation.is_in_recorded and self._prepare_deletion is not None:
+                await self._prepare_deletion()
+                is_deleted = await self._store.rereading.delete_twin(conversation.twin)
+                self._report.deleted_twins += is_deleted
         if not self._options.dry_run:
             noticed = {
                 conversation.id: dump_json([_locate(each, conversation) for each in observations])
@@ -417,14 +448,17 @@ class _BatchWriter:
             if conversation.ledger is not None:
                 continue
             ledger = ledgers.get(conversation.id)
-            if conversation.id in outdated and not conversation.is_growing:
+            candidates = found.get(conversation.origin.session or "", ())
+            if candidates:
+                conversation.recorded = await self._find_recorded(conversation, candidates, items, ledger)
+            if ledger is not None and conversation.recorded is not None:
+                conversation.twin, conversation.twin_ledger = conversation.id, ledger
+            if conversation.recorded is None and conversation.id in outdated and not conversation.is_growing:
                 conversation.ledger, conversation.reread = ledger, []
                 continue
-            candidates = found.get(conversation.origin.session or "", ())
-            if ledger is None and candidates:
-                conversation.recorded = await self._find_recorded(conversation, candidates, items)
             own = next((each for each in candidates if each.id == conversation.id), None)
-            if ledger is not None and own is not None and await self._has_other_entries(own.id, ledger):
+            is_twin = conversation.twin is not None
+            if not is_twin and ledger and own is not None and await self._has_other_entries(own.id, ledger):
                 # The session went on through the gateway after an import.
                 conversation.recorded = await RecordedSession.load(self._store, own)
             conversation.continued = continued.get(conversation.id)
@@ -446,7 +480,11 @@ class _BatchWriter:
         return any(each.head_seq > max(imported.get(each.number, 0), each.fork_seq) for each in branches)
 
     async def _find_recorded(
-        self, conversation: ImportedConversation, candidates: Sequence[ConversationRecord], items: Sequence[ImportItem]
+        self,
+        conversation: ImportedConversation,
+        candidates: Sequence[ConversationRecord],
+        items: Sequence[ImportItem],
+        ledger: ImportLedger | None,
     ) -> RecordedSession | None:
         """The recorded conversation that has the most of its replies. A session has one with its user, and several
         with sub-agents, so that one of the latter must have a reply."""
@@ -455,11 +493,12 @@ class _BatchWriter:
             await RecordedSession.load(self._store, each)
             for each in candidates
             # One of this id came from an export, which has no ledger.
-            if (each.id == conversation.id or not each.id.startswith(f"{self._source}-"))
+            if ((each.id == conversation.id and not ledger) or not each.id.startswith(f"{self._source}-"))
             and (each.origin is None or each.origin.purpose is None) == is_main
         ]
         best = max(sessions, key=lambda each: each.count_replies(items), default=None)
-        return best if best is not None and (is_main or best.count_replies(items)) else None
+        needs_reply = not is_main or ledger is not None
+        return best if best is not None and (not needs_reply or best.count_replies(items)) else None
 
     def _select_new(self, part: BatchPart) -> list[ImportItem]:
         conversation, items = part
@@ -479,6 +518,12 @@ class _BatchWriter:
         if conversation.recorded is not None:
             new, recorded_count = conversation.recorded.select_new(new, conversation.positions)
             self._report.known_messages += recorded_count
+        if conversation.twin is not None:
+            # What was said before the gateway recorded the session stays where it was imported.
+            earlier = [item for item in new if item.key in conversation.twin_ledger]
+            conversation.is_in_recorded = conversation.is_in_recorded and not earlier
+            self._report.known_messages += len(earlier)
+            new = [item for item in new if item.key not in conversation.twin_ledger]
         return new
 
 

@@ -130,6 +130,7 @@ async def import_sources(
             engine, each.source, files, options, on_progress=report_progress, prepare_reread=prepare_reread
         )
         total.reread |= done.reread
+        total.deleted_twins += done.deleted_twins
         total.files += done.files
         total.conversations += done.conversations
         total.messages += done.messages

@@ -22,6 +22,7 @@ from quire.db.schema import (
     blob_uses,
     branches,
     continued_sessions,
+    conversations,
     entries,
     imports,
     manifests,
@@ -37,6 +38,7 @@ from quire.index.message_index import retire_segments
 from quire.log.conversations import get_conversation, insert_branch, list_branches, lock_branches, rename_conversation
 from quire.log.imports import ImportBatch, ImportLedger, Position, RowWriter, read_ledgers
 from quire.log.ledger import list_manifest_rows
+from quire.log.observations import delete_observations
 from quire.log.reads import ENTRY_COLUMNS, get_entry
 from quire.log.row_digests import with_row_digest
 from quire.log.types import MAIN_BRANCH, Branch
@@ -100,6 +102,24 @@ def reread_conversation(connection: Connection, tenant: str, batch: ImportBatch)
     return Reread(positions, sum(1 for each in old if each.head_seq > each.fork_seq), count, kept.lost)
 
 
+def delete_twin(connection: Connection, tenant: str, conversation: str) -> bool:
+    """Deletes an imported conversation all of whose messages the gateway recorded in another one. Returns False if it
+    has anything else, such as an edit."""
+    own_branches = lock_branches(connection, tenant, conversation)
+    ledger = read_ledgers(connection, tenant, [conversation]).get(conversation, {})
+    own = entries.c.tenant == tenant, entries.c.conversation == conversation
+    places = {(row[0], row[1]) for row in connection.execute(select(entries.c.branch, entries.c.seq).where(*own))}
+    has_forks = any(each.lineage and each.head_seq == each.fork_seq for each in own_branches)
+    record = get_conversation(connection, tenant, conversation)
+    if has_forks or record.tags or not places <= set(ledger.values()):
+        return False
+    reset_usage(connection, tenant, conversation)
+    retire_segments(connection, tenant, conversation)
+    delete_observations(connection, tenant, conversation)
+    _delete_rows(connection, tenant, conversation, is_twin=True)
+    return True
+
+
 def _may_replace(connection: Connection, tenant: str, conversation: str) -> bool:
     """Whether nothing was purged, and the gateway recorded nothing."""
     own = entries.c.tenant == tenant, entries.c.conversation == conversation
@@ -110,11 +130,12 @@ def _may_replace(connection: Connection, tenant: str, conversation: str) -> bool
     return not any(json.loads(row["manifest"]).get("forwarded") for row in rows)
 
 
-def _delete_rows(connection: Connection, tenant: str, conversation: str) -> None:
+def _delete_rows(connection: Connection, tenant: str, conversation: str, *, is_twin: bool = False) -> None:
     if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT quire_delete_imported(:conversation)"), {"conversation": conversation})
+        delete_all = text("SELECT quire_delete_imported(:conversation, :is_twin)")
+        connection.execute(delete_all, {"conversation": conversation, "is_twin": is_twin})
     else:
-        for table in _DELETED_TABLES:
+        for table in (*_DELETED_TABLES, *((conversations,) if is_twin else ())):
             connection.execute(delete(table).where(table.c.tenant == tenant, table.c.conversation == conversation))
     for table in (blob_uses, request_bodies, unindexed_branches, uncounted_branches, archived_replies):
         connection.execute(delete(table).where(table.c.tenant == tenant, table.c.conversation == conversation))
@@ -347,3 +368,4 @@ class Rereading(StorePart):
     """Imported conversations that a newer reader writes again."""
 
     replace = write_bulk(reread_conversation)
+    delete_twin = write_bulk(delete_twin)

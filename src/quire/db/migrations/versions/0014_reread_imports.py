@@ -38,10 +38,10 @@ def upgrade() -> None:
     schema = op.get_bind().exec_driver_sql("SELECT current_schema()").scalar_one().replace('"', '""')
     statements = [
         *build_row_security("counted_requests", "continued_sessions"),
-        # The role of the application cannot delete entries, except of a conversation that was imported, and that the
-        # same transaction writes again.
+        # The role of the application cannot delete entries, except of a conversation that was imported: the same
+        # transaction writes it again, or it is the twin of one that the gateway recorded.
         f"""
-        CREATE FUNCTION quire_delete_imported(imported text)
+        CREATE FUNCTION quire_delete_imported(imported text, is_twin boolean)
         RETURNS void
         LANGUAGE plpgsql SECURITY DEFINER SET search_path = "{schema}", pg_temp
         AS $$
@@ -54,6 +54,9 @@ def upgrade() -> None:
             DELETE FROM quire_manifests WHERE {OWN};
             DELETE FROM quire_branches WHERE {OWN};
             DELETE FROM quire_imports WHERE {OWN};
+            IF is_twin THEN
+                DELETE FROM quire_conversations WHERE {OWN};
+            END IF;
         END
         $$""",  # noqa: S608 (the inserted texts are the schema's quoted name and constants)
         "REVOKE ALL ON FUNCTION quire_delete_imported FROM PUBLIC",
