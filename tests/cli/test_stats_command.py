@@ -86,7 +86,8 @@ def test_an_unknown_cost_is_not_zero(home: CliHome):
 
 
 def test_one_dimension_has_its_rows_alone(usage: None):
-    rows = invoke_cli("stats", "--by", "source").stdout.splitlines()
+    period, *rows = invoke_cli("stats", "--by", "source").stdout.splitlines()
+    assert period.startswith("Usage since ")
     assert [row.split()[0] for row in rows] == ["source", "─" * len(rows[1].split()[0]), "codex"]
     groups = run_json("stats", "--by", "tool")["groups"]
     assert [(each["name"], each["counts"]["uses"]) for each in groups["tool"]] == [("read_chart", 1)]
@@ -132,3 +133,17 @@ def test_today_has_no_turn_of_yesterday(home: CliHome):
     assert run_json("stats", "--today")["totals"]["turns"] == 1
     assert run_json("stats", "--since", "2026-01-01")["totals"]["turns"] > 1
     assert invoke_cli("stats", "--today", "--since", "7d").exit_code == 2
+
+
+def test_figures_of_the_last_days_say_what_is_before_them(home: CliHome):
+    async def append() -> None:
+        async with SqlStore.open(home.url) as store:
+            await store.create_conversation("old")
+            usage = Usage(model="gpt-4o", input_tokens=1_000, output_tokens=50)
+            reply = Draft(body=Message.assistant("Aye."), usage=usage, created_at=1_700_000_000_000_000)
+            await store.append("old", Message.user("Ahoy?"), reply)
+
+    asyncio.run(append())
+    assert "for all, since 2023-11-14: quire stats --since 2023-11-14" in " ".join(invoke_cli("stats").stdout.split())
+    assert "for all" not in invoke_cli("stats", "--since", "2023-11-14").stdout
+    assert run_json("stats")["first_day"] == "2023-11-14"

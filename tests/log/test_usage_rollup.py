@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from usage_workload import RecountKey, Workload, recount
 
-from infra.builders import property_settings
+from infra.builders import make_messages, make_turn, property_settings
 from infra.database_dump import contains_text, dump_database
 from quire.db.store_part import write
 from quire.log import ConversationOrigin
-from quire.model import Compaction, DocumentReference, Draft, Message, Span, Usage
+from quire.model import Compaction, Decision, DocumentReference, Draft, Message, Span, Usage
 from quire.model.entry_metadata import TurnTotals
 from quire.model.messages import ToolCallPart
 from quire.store import SqlStore
@@ -231,3 +231,23 @@ async def test_numbers_and_names_beyond_every_limit_are_cut(store: SqlStore) -> 
     report = await store.usage.read_report()
     assert (report.totals.input_tokens, report.totals.cost_nanos) == (MAX_TOKENS, MAX_COST_NANOS)
     assert [len(each.name) for each in report.documents] == [MAX_NAME_CHARS]
+
+
+async def test_only_tools_that_somebody_can_leave_out_are_unused(store: SqlStore) -> None:
+    """An agent offers its own tools in each request. Those of its MCP servers, and a program's own, can be removed."""
+    for name, body in {"agent": b"{}", "program": None}.items():
+        turn = make_turn(*make_messages(2), body=body)
+        tools = tuple(
+            Decision(slot="tools", kind="tool", included=True, reason="always", name=tool, tokens=10)
+            for tool in (f"{name}_read", f"mcp__{name}__find")
+        )
+        record = turn._replace(
+            build_manifest=lambda stored, turn=turn, tools=tools: turn.build_manifest(stored).model_copy(
+                update={"decisions": tools}
+            )
+        )
+        await store.create_conversation(name)
+        await store.record_reply(name, record)
+    await count_everything(store)
+    unused = {each.name for each in (await store.usage.read_report()).unused_tools}
+    assert unused == {"mcp__agent__find", "program_read", "mcp__program__find"}

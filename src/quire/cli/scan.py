@@ -145,8 +145,11 @@ def _format_size(size: int) -> str:
 def _print_first(document: "ScanReportSchema", files: int, total: int) -> None:
     import sys
 
+    from quire.cli.findings_text import format_days
+
     console = make_console(sys.stderr)
-    console.print(make_text(f"First findings, from the newest {files:,} of {total:,} files:", style="bold"))
+    title = f"First findings, from the newest {files:,} of {total:,} files, {format_days(document.days)}:"
+    console.print(make_text(title, style="bold"))
     for finding in document.findings[:MAX_ROWS]:
         console.print(make_text(f"  {finding.title}"))
 

@@ -137,9 +137,17 @@ async def command(
         if by is None:
             yield from _draw_overview(stats, bar_columns=bar_columns)
         else:
+            yield make_text(_describe_period(stats))
             yield _draw_groups(by, stats.groups[by], bar_columns=bar_columns)
 
     return Result(document, draw)
+
+
+def _describe_period(stats: "StatsSchema") -> str:
+    """The days that all figures cover, and how to see those before them."""
+    if stats.first_day is None or stats.first_day >= stats.since:
+        return f"Usage since {stats.since}"
+    return f"Usage since {stats.since}; for all, since {stats.first_day}: quire stats --since {stats.first_day}"
 
 
 def _describe_corrections(corrections: "RecountResult") -> str:
@@ -224,7 +232,7 @@ def _draw_conversation(stats: "ConversationStatsSchema") -> "Iterable[Renderable
 
 def _draw_overview(stats: "StatsSchema", *, bar_columns: int) -> "Iterable[RenderableType]":
     totals = stats.totals
-    yield make_text(f"Usage since {stats.since}", style="bold")
+    yield make_text(_describe_period(stats), style="bold")
     yield make_field_table(
         [
             ("turns", f"{totals.turns:,} in {pluralize(totals.requests, 'request')}"),

@@ -130,6 +130,7 @@ class UnusedSchema(JsonModel):
 
 class StatsSchema(JsonModel):
     since: str = Field(description="First day, in UTC.")
+    first_day: str | None = Field(description="First day with usage of all, also before `since`.")
     totals: UsageCountsSchema
     groups: dict[str, list[UsageGroupSchema]] = Field(
         description="Counts by `day`, `model`, `project`, `source`, `slot` and `tool`."
@@ -155,6 +156,7 @@ class StatsSchema(JsonModel):
         report, titles = insights.report, {each.id: each.title for each in records}
         return cls(
             since=format_day(insights.since_day),
+            first_day=format_day(report.first_day) if report.first_day is not None else None,
             totals=UsageCountsSchema.from_counts(report.totals),
             groups={name: _to_groups(groups) for name, groups in report.groups.items()},
             documents=_to_groups(report.documents),

@@ -38,6 +38,8 @@ MAX_TOKENS = 10**10
 MAX_PAIRED_DOCUMENTS = 40
 """Documents of a conversation that form pairs, the most used ones."""
 
+_MCP_PREFIX = "mcp__"
+"""Start of the names that agents give to the tools of MCP servers."""
 _TOOL_CALL = '"type":"tool_call"'
 """In canonical JSON a quoted string escapes its quotes, so that only a tool call contains this."""
 
@@ -263,7 +265,10 @@ class Contribution:
                     pass
         for dimension, name in candidates:
             tokens = included.get((dimension, name))
-            self._add_item(dimension, day, name, candidates=1, requests=int(tokens is not None), tokens=tokens or 0)
+            # An agent's own tools are in each of its requests. Those of its MCP servers can be removed.
+            is_own = dimension == "tool" and manifest.forwarded is not None and not name.startswith(_MCP_PREFIX)
+            counts = {"candidates": int(not is_own), "requests": int(tokens is not None), "tokens": tokens or 0}
+            self._add_item(dimension, day, name, **counts)
         return recalled
 
     def _add_usage(self, day: int, model: str, counts: Counter[str]) -> None:

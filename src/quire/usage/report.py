@@ -66,6 +66,8 @@ class RollupReport(NamedTuple):
     unused_documents: UnusedDocuments
     pending_branches: int
     """Branches with entries that are not counted yet."""
+    first_day: int | None = None
+    """The first day with usage, also before the days of the report."""
 
 
 def read_usage(
@@ -101,6 +103,8 @@ def read_usage(
         usage_totals.c.tenant == tenant, usage_totals.c.dimension == "document", usage_totals.c.day >= since_day
     )
     unused = and_(documents.c.tenant == tenant, documents.c.path.not_in(used_documents))
+    is_used = usage_totals.c.tenant == tenant, usage_totals.c.dimension == "all", usage_totals.c.requests > 0
+    first_day = select(func.min(usage_totals.c.day)).where(*is_used)
     unused_count = connection.execute(select(func.count()).select_from(documents).where(unused)).scalar_one()
     unused_paths = connection.execute(select(documents.c.path).where(unused).order_by(documents.c.path).limit(limit))
     return RollupReport(
@@ -114,6 +118,7 @@ def read_usage(
         turns=[TurnUsage._make(row) for row in connection.execute(turns)],
         unused_documents=UnusedDocuments(unused_count, tuple(sorted(unused_paths.scalars()))),
         pending_branches=count_pending_branches(connection, tenant),
+        first_day=connection.execute(first_day).scalar(),
     )
 
 
@@ -152,7 +157,8 @@ def _read_groups(
         .limit(limit)
     )
     if unused is not None:
-        query = query.having(sums[unused] == 0)
+        # A client's own tools are no candidates: nothing but the client can leave them out.
+        query = query.having(sums[unused] == 0, sums["candidates"] > 0)
     # A sum is a decimal number on PostgreSQL.
     rows = ((row[0], dict(zip(names, map(int, row[1:]), strict=True))) for row in connection.execute(query))
     return [UsageGroup(name, None, UsageCounts(**counts)) for name, counts in rows]
