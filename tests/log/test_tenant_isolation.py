@@ -37,11 +37,22 @@ from quire.index.types import (
 )
 from quire.index.vectors import pack_vector
 from quire.log import Citation, ConversationOrigin, ConversationRecord, MessageKey
-from quire.log.imports import ImportBatch, ImportItem
+from quire.log.imports import ContinuedSession, ImportBatch, ImportItem
 from quire.log.observations import FileVersion
 from quire.log.row_digests import with_row_digest
 from quire.log.transcripts import TranscriptKey, TranscriptLine
-from quire.model import DocumentReference, Draft, FilePart, Message, Span, TextPart, Topic, TopicIndex, Usage
+from quire.model import (
+    DocumentReference,
+    Draft,
+    EntryMetadata,
+    FilePart,
+    Message,
+    Span,
+    TextPart,
+    Topic,
+    TopicIndex,
+    Usage,
+)
 from quire.store import SqlStore
 from quire.store.backtests import NewBacktestShard
 
@@ -97,7 +108,12 @@ def make_import(conversation: str) -> ImportBatch:
     raw = Message.user("imported").canonical_json()
     item = ImportItem("an item", None, raw, "user", at=1, digest=sha256(raw.encode()).digest())
     origin = ConversationOrigin(client="a client", session="an imported session")
-    return ImportBatch(ConversationRecord(conversation, "", 1, 1, origin), [item], {})
+    usage = EntryMetadata(usage=Usage(model="m", input_tokens=5)).canonical_json()
+    said = Message.assistant("imported").canonical_json()
+    reply = ImportItem(
+        "a reply", "an item", said, "assistant", at=1, digest=sha256(said.encode()).digest(), metadata=usage
+    )
+    return ImportBatch(ConversationRecord(conversation, "", 1, 1, origin), [item, reply], {})
 
 
 async def fill_store(store: SqlStore) -> None:
@@ -112,6 +128,7 @@ async def fill_store(store: SqlStore) -> None:
     await store.append(names[0], Message(role="user", parts=(TextPart(text="a file"), file)))
     await store.message_index.put_segments([SEGMENT._replace(conversation=name) for name in names])
     await store.imports.append([make_import(f"imported {number}") for number in range(CONVERSATIONS)])
+    await store.imports.record_continued("a session", ContinuedSession("imported 0", 0, 1, 1))
     await store.imports.record_files([FileVersion(b"a file", 1, 1)], {"imported 0": "[]"})
     while await store.usage.count():
         pass
@@ -323,6 +340,8 @@ REFUSED: dict[str, Callable[[SqlStore], Any]] = {
     "message_index.put_segments": lambda store: store.message_index.put_segments([SEGMENT]),
     "offloading.offload": lambda store: store.offloading.offload("theirs"),
     "take_over": lambda store: store.take_over("theirs"),
+    "rereading.replace": lambda store: store.rereading.replace(make_import("theirs")),
+    "rereading.delete_twin": lambda store: store.rereading.delete_twin("theirs"),
     "memories.add": lambda store: store.memories.add("agent", "mine", citation=Citation("theirs", 0, 1)),
 }
 WITHOUT_CONVERSATION = {
@@ -353,6 +372,9 @@ WITHOUT_CONVERSATION = {
     "imports.append",
     "imports.read_ledgers",
     "imports.list_sessions",
+    "imports.list_outdated",
+    "imports.record_continued",
+    "imports.read_continued",
     "imports.has_imported",
     "imports.list_files",
     "imports.record_files",
@@ -417,6 +439,7 @@ WITHOUT_CONVERSATION = {
     "documents.list",
     "message_index.fetch_segments",
     "message_index.has_unindexed",
+    "message_index.remove_retired",
     "message_index.read_batch",
     "message_index.mark_unembedded",
     "message_index.reset_format",
