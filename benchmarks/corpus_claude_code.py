@@ -6,6 +6,9 @@ carried out with an empty context. Lines with one message id are one reply. A fo
 
 A queued prompt that the program took in the middle of a turn (`remove`) stands only in `queue-operation` lines where
 it wrote no `queued_command` line. The model reads it after the results of the open calls. A popped one was not sent.
+
+Changed later: `<synthetic>` is the program's, no reply (55-, line 226); thinking is a part of a reply (139-, line 102);
+a notification that was taken without an attachment was not sent where a version writes any (089-, lines 245 to 248).
 """
 
 import re
@@ -20,8 +23,7 @@ HARNESS_START = re.compile(
     r"\s*(<(command-(name|message|args)|local-command-\w+|bash-(input|stdout|stderr)|(task|agent)-notification"
     r"|system-reminder|ide_\w+|ci-monitor-event)\b|\[Request interrupted by user|Caveat: |Operation stopped by hook)"
 )
-START, QUEUE = "start", "queue"
-"""Parents of what begins the file, and of what only the queue holds."""
+START, QUEUE = "start", "queue"  # parents of what begins the file, and of what only the queue holds
 
 
 def read_claude_code(path: Path, counted: set[object]) -> Facts:
@@ -30,22 +32,19 @@ def read_claude_code(path: Path, counted: set[object]) -> Facts:
     facts = Facts("claude-code", str(head["sessionId"]), str(head.get("version") or ""))
     facts.agents = int(any(line.get("isSidechain") for line in lines))
     _count_requests(lines, facts, counted)
-    own = [line for line in lines if line.get("uuid") and not line.get("isSidechain")]
-    known = {line["uuid"] for line in own}
-    facts.begins_in_middle = bool(own) and (own[0].get("parentUuid") or own[0]["uuid"]) not in known
+    links = {line["uuid"]: line.get("parentUuid") for line in lines if line.get("uuid") and not line.get("isSidechain")}
+    first = next(iter(links.values()), None)
+    facts.begins_in_middle = first is not None and first not in links
+    # The node of each line, the items of each node, and the node before each.
     owners, nodes, parents, previous = dict[str, str](), dict[str, list[Item]](), dict[str, str](), START
-    """The node of each line, the items of each node, and the node before each."""
-    summaries: dict[str, dict[str, Any]] = {}
-    for line in order_by_links(_place_queued(lines), "uuid", "parentUuid", known):
-        if line.get("isSidechain") or not line.get("uuid"):
-            continue
-        uuid, items, is_reply = line["uuid"], _read_items(line), line["type"] == "assistant"
-        links = (owners.get(line.get(name) or "") for name in ("parentUuid", "logicalParentUuid"))
-        parent = QUEUE if uuid.startswith(QUEUE) else next(filter(None, links), previous)
-        node = f"reply {line['message'].get('id')}" if is_reply else uuid
+    summaries = dict[str, dict[str, Any]]()
+    for line in order_by_links(_place_queued(lines), "uuid", "parentUuid", set(links)):
+        uuid, items = line["uuid"], _read_items(line)
+        found = (owners.get(line.get(name) or "") for name in ("parentUuid", "logicalParentUuid"))
+        parent = QUEUE if uuid.startswith(QUEUE) else next(filter(None, found), previous)
+        node = f"reply {line['message'].get('id')}" if line["type"] == "assistant" else uuid
         if not items and not line.get("isCompactSummary") and node not in nodes:
-            # A line without content belongs to the node before it.
-            owners[uuid] = parent
+            owners[uuid] = parent  # which it belongs to, without content
             continue
         if line.get("isCompactSummary"):
             summaries[uuid] = line
@@ -72,7 +71,8 @@ def _place_queued(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         elif message and message.get("id") != reply and "'tool_result'" not in str(message["content"])[:200]:
             yield from held
             held, reply = [], message.get("id")
-        yield line
+        if line.get("uuid") and not line.get("isSidechain"):
+            yield line
     yield from held
 
 
@@ -87,7 +87,8 @@ def _find_queued(lines: list[dict[str, Any]]) -> dict[int, str]:
             queue.append(text)
         elif operation and queue:
             taken = queue.pop(queue.index(text) if text in queue else 0)
-            if operation == "remove" and taken and taken.strip() not in said and taken[0] != "/":
+            is_sent = operation == "remove" and taken.strip() not in said and not taken.startswith("/")
+            if is_sent and taken and not (HARNESS_START.match(taken) and any("attachment" in each for each in lines)):
                 found[number] = taken
     return found
 
@@ -107,9 +108,9 @@ def _read_items(line: dict[str, Any]) -> list[Item]:
                 items.append(Item("thinking", digest_texts([block["thinking"]]), reply=message["id"]))
             case "text" if line["type"] == "assistant" and block["text"]:
                 items.append(Item("text", digest_texts([block["text"]]), reply=message["id"]))
-            case _:
-                pass
     texts = list_texts([block for block in blocks if block["type"] != "tool_result"])
+    if message.get("model") == "<synthetic>":
+        return [Item("system", digest_texts(texts))]
     if line["type"] == "assistant" or not any(texts) or line.get("isCompactSummary"):
         return items
     marks = {**line, **attachment}
@@ -119,12 +120,14 @@ def _read_items(line: dict[str, Any]) -> list[Item]:
 
 
 def _read_compaction(line: dict[str, Any], lines: list[dict[str, Any]], facts: Facts) -> Compaction:
-    boundary = next((each for each in lines if each.get("uuid") == line.get("parentUuid")), {})
-    named = ((boundary.get("compactMetadata") or {}).get("preservedMessages") or {}).get("uuids") or []
-    kept = {item.key for each in lines if each.get("uuid") in named for item in _read_items(each)}
-    earlier = {item.key for item in facts.path}
+    boundary = next((each for each in lines if each.get("uuid") == line.get("parentUuid")), {}).get("compactMetadata")
+    named = ((boundary or {}).get("preservedMessages") or {}).get("uuids") or []
+    kept = {
+        item.key for each in lines if each.get("uuid") in named for item in _read_items(each) if item.kind != "thinking"
+    }
+    kept &= {item.key for item in facts.path}
     digest = digest_texts(list_texts(line["message"]["content"]))
-    return Compaction(facts.count_replies(), "summary", digest, tuple(sorted(kept & earlier)))
+    return Compaction(facts.count_replies(), "summary", digest, tuple(sorted(kept)))
 
 
 def _count_requests(lines: list[dict[str, Any]], facts: Facts, counted: set[object]) -> None:

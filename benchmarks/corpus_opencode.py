@@ -28,7 +28,7 @@ def read_opencode(path: Path) -> Facts:
         if info.get("summary") is True:
             texts = [part["text"] for part in parts if part["type"] == "text"]
             tail = positions.get(requested.get("tail_start_id") or "", len(facts.path))
-            kept = tuple(sorted(item.key for item in facts.path[tail:]))
+            kept = tuple(sorted(item.key for item in facts.path[tail:] if item.kind != "thinking"))
             facts.compactions.append(Compaction(facts.count_replies(), "summary", digest_texts(texts), kept))
             items = []
         requested = next((part for part in parts if part["type"] == "compaction"), {})
@@ -39,13 +39,14 @@ def read_opencode(path: Path) -> Facts:
 
 
 def _read_prompt(parts: list[dict[str, Any]], facts: Facts) -> list[Item]:
-    texts = [part for part in parts if part["type"] == "text" and part["text"] and not part.get("ignored")]
-    files = ["[file]" for part in parts if part["type"] == "file" and part["url"].startswith("data:")]
-    if not texts and not files:
-        return []
-    is_typed = facts.parent is None and any(not text.get("synthetic") for text in texts)
-    digest = digest_texts([*(text["text"] for text in texts), *files])
-    return [Item("user", digest, by="person" if is_typed else "harness")]
+    texts, is_typed = list[str](), False
+    for part in parts:
+        if part["type"] == "text" and part["text"] and not part.get("ignored"):
+            texts.append(part["text"])
+            is_typed |= facts.parent is None and not part.get("synthetic")
+        elif part["type"] == "file":
+            texts += _name_files([part])
+    return [Item("user", digest_texts(texts), by="person" if is_typed else "harness")] if texts else []
 
 
 def _read_reply(id_: str, parts: list[dict[str, Any]]) -> list[Item]:
@@ -60,11 +61,17 @@ def _read_reply(id_: str, parts: list[dict[str, Any]]) -> list[Item]:
             items.append(Item("call", part["callID"], digest_call(part["tool"], state.get("input") or {}), "", id_))
             text = state.get("error") if state["status"] == "error" else state.get("output")
             if text is not None:
-                files = [each for each in state.get("attachments") or () if each["url"].startswith("data:")]
-                results.append(Item("result", part["callID"], digest_texts([text, *("[file]" for _ in files)])))
+                texts = [text, *_name_files(state.get("attachments") or [])]
+                results.append(Item("result", part["callID"], digest_texts(texts)))
         elif part["type"] == "step-finish":
             items, results = items + results, []
     return items + results
+
+
+def _name_files(files: list[dict[str, Any]]) -> list[str]:
+    """What stands for each file whose data is in the session."""
+    kinds = ("image" if str(file.get("mime")).startswith("image/") else "file" for file in files)
+    return [f"[{kind}]" for file, kind in zip(files, kinds, strict=True) if file["url"].startswith("data:")]
 
 
 def _count_requests(info: dict[str, Any], parts: list[dict[str, Any]], facts: Facts) -> None:

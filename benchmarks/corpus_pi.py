@@ -40,7 +40,9 @@ def read_pi(path: Path, counted: set[object]) -> Facts:
             made = compactions[node]
             index, id_ = made.get("firstKeptEntryIndex"), made.get("firstKeptEntryId")
             first = index if index is not None else order.index(id_) if id_ in nodes else order.index(node)
-            kept = {item.key for each in order[first : order.index(node)] for item in nodes[each]}
+            kept = {
+                item.key for each in order[first : order.index(node)] for item in nodes[each] if item.kind != "thinking"
+            }
             digest = digest_texts([made["summary"]])
             facts.compactions.append(Compaction(facts.count_replies(), "summary", digest, tuple(sorted(kept))))
     return facts

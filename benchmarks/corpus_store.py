@@ -95,7 +95,12 @@ class StoredSessions:
             if entry.kind == "message":
                 facts.add_time(entry.created_at / 1000)
             elif entry.kind == "compaction" and isinstance(made := entry.body, StoredCompaction):
-                kept = {item.key for seq in made.preserved or () for item in items_by_seq.get(seq, ())}
+                kept = {
+                    item.key
+                    for seq in made.preserved or ()
+                    for item in items_by_seq.get(seq, ())
+                    if item.kind != "thinking"
+                }
                 kind = "opaque" if made.summary is None else "summary"
                 digest = "" if made.summary is None else digest_texts([made.summary])
                 facts.compactions.append(Compaction(facts.count_replies(), kind, digest, tuple(sorted(kept))))
@@ -120,12 +125,17 @@ def _read_items(entry: Entry, program: str, *, is_agent: bool) -> list[Item]:
         elif isinstance(part, TextPart) and part.text and message.role == "assistant":
             items.append(Item("text", digest_texts([part.text]), reply=reply))
     if message.role in ("user", "system"):
-        said = [part for part in message.parts if not isinstance(part, ToolCallPart | ToolResultPart)]
+        said = [
+            part
+            for part in message.parts
+            if not isinstance(part, ToolCallPart | ToolResultPart)
+            and not (isinstance(part, TextPart) and _read_placeholder(part))
+        ]
         texts = (part.text if isinstance(part, TextPart) else f"[{part.type}]" for part in said)
         digest = digest_texts(texts)
-        if message.role == "system":
+        if message.role == "system" and said:
             items.append(Item("system", digest))
-        elif said:
+        elif message.role == "user" and said:
             is_typed = not is_agent and _has_own_words(message, program)
             items.append(Item("user", digest, by="person" if is_typed else "harness"))
     return items
