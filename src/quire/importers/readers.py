@@ -125,15 +125,28 @@ def parse_json_lines(
         if line.isspace() or (is_skipped is not None and is_skipped(line)):
             continue
         try:
-            value = parse_json(line)
+            values = _parse_line(line)
         except ValueError as error:
             if is_complete:
                 yield SourceError.of(f"{name}:{number}", f"The line is not JSON: {error}.")
             continue
-        if isinstance(value, dict):
-            yield JsonLine(number, value)
-        else:
-            yield SourceError.of(f"{name}:{number}", "The line is not a JSON object.")
+        for value in values:
+            if isinstance(value, dict):
+                yield JsonLine(number, value)
+            else:
+                yield SourceError.of(f"{name}:{number}", "The line is not a JSON object.")
+
+
+def _parse_line(line: bytes) -> list[Any]:
+    """The value of a line, or both of two: a program that was interrupted did not end its last line."""
+    try:
+        return [parse_json(line)]
+    except ValueError as error:
+        if not str(error).startswith("trailing characters"):
+            raise
+    text = line.decode()
+    _, end = json.JSONDecoder().raw_decode(text)
+    return [parse_json(text[:end].encode()), parse_json(text[end:].encode())]
 
 
 class JsonValue(NamedTuple):
