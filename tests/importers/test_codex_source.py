@@ -16,6 +16,7 @@ from importers.transcript_files import (
     read_lines,
     write_lines,
 )
+from quire.engine.file_import import find_version
 from quire.importers import codex
 from quire.importers.base import SourceConversation, SourceError, SourceMessage
 from quire.importers.codex import CodexSource
@@ -28,6 +29,12 @@ THREAD, SUB_AGENT, FORK = SOURCE.find_files(FOLDERS["codex"])
 def make_item(text: str, role: str = "user", **fields: Any) -> dict[str, Any]:
     item = {"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]}
     return {"timestamp": "2026-01-02T03:04:05.000Z", "type": "response_item", "payload": {**item, **fields}}
+
+
+def make_compaction(*texts: str) -> dict[str, Any]:
+    # The history of older versions has no ids.
+    replacement = [make_item(text)["payload"] for text in texts]
+    return {"type": "compacted", "timestamp": "2026-01-02T03:04:06Z", "payload": {"replacement_history": replacement}}
 
 
 META = {"timestamp": "2026-01-02T03:04:05.000Z", "type": "session_meta", "payload": {"id": "t", "cwd": "/p"}}
@@ -70,10 +77,13 @@ def test_a_compaction_has_its_summary_its_usage_and_what_it_preserves():
     messages = read_messages(THREAD)
     [summary] = [each for each in messages if each.compaction]
     assert summary.compaction is not None
+    assert summary.compaction.summary is not None
     assert summary.compaction.summary.endswith("The user greeted and delegated.")
     assert summary.usage is not None
     texts = {each.id: each.message.text for each in messages}
-    assert [texts[each] for each in summary.compaction.preserved] == ["Greet.", "Delegate."]
+    # Codex says its instructions again.
+    kept = [texts[each] for each in summary.compaction.preserved]
+    assert [text for text in kept if not text.startswith("<")] == ["Greet.", "Delegate."]
     assert "The user greeted and delegated." not in texts.values()
 
 
@@ -145,11 +155,33 @@ def test_a_reply_without_usage_at_the_end_of_a_growing_file_is_held_back(tmp_pat
 
 
 def test_a_compaction_of_an_older_version_has_its_summary_in_the_replacement(tmp_path: Path):
-    replacement = [make_item("One.")["payload"], make_item("What happened so far.")["payload"]]
-    line = {"type": "compacted", "timestamp": "2026-01-02T03:04:06Z", "payload": {"replacement_history": replacement}}
-    *_, summary = read_messages(write_rollout(tmp_path, make_item("One."), line))
+    text = "Another language model started to solve this problem and produced a summary of it. A wheel was built."
+    *_, summary = read_messages(write_rollout(tmp_path, make_item("One."), make_compaction("One.", text)))
     assert summary.compaction is not None
-    assert summary.compaction.summary == "What happened so far."
+    assert summary.compaction.summary == text
+
+
+def test_the_last_words_of_the_user_are_no_summary(tmp_path: Path):
+    lines = [make_item("One."), make_item("Two."), make_item("One."), make_compaction("One.", "Two.")]
+    messages = read_messages(write_rollout(tmp_path, *lines))
+    compaction = messages[-1].compaction
+    assert compaction is not None
+    assert (compaction.summary, compaction.trigger) == (None, "provider")
+    # Of two with the same words, the newer one was kept.
+    assert sorted(compaction.preserved) == sorted(each.id for each in messages[1:3])
+
+
+def test_a_summary_that_cannot_be_read_and_replaces_nothing_is_no_message(tmp_path: Path):
+    assert len(read_messages(write_rollout(tmp_path, make_compaction("One."), make_item("One.")))) == 1
+
+
+@pytest.mark.parametrize(("age", "count"), [(60, 1), (700, 2)])
+def test_a_reply_whose_tool_is_running_waits_for_its_usage(tmp_path: Path, age: int, count: int):
+    call = {"type": "function_call", "name": "grind", "arguments": "{}", "call_id": "c1"}
+    line = {"timestamp": "2026-01-02T03:04:06Z", "type": "response_item", "payload": call}
+    path = write_rollout(tmp_path, make_item("One."), line, age_seconds=age)
+    assert len(read_messages(path)) == count
+    assert (find_version(SOURCE, path) is None) == (count == 1)
 
 
 def test_unknown_lines_and_snapshots_are_named(tmp_path: Path):

@@ -37,18 +37,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "claude-code/turns-that-the-program-made-up": (
         "messages branches requests times", "a progress line is no link; a turn without a model is a request",
     ),
-    "claude-code/two-objects-on-a-line": (" ".join(FACETS), "the line is an error"),
     "claude-code/words-that-are-not-the-users": ("messages times", "what the program wrote is the user's"),
-    "codex/compaction-that-cannot-be-read": ("compactions requests", "the user's last message is the summary"),
-    "codex/compaction-with-a-summary": ("compactions", "what it keeps is not recognized"),
-    "codex/compaction-without-a-summary": ("compactions", "the user's last message is the summary"),
-    "codex/fork-with-its-originals-history": ("requests", "the original's requests are counted"),
-    "codex/sub-agent-with-its-parents-history": (
-        "messages results requests session times", "the parent's history is its own",
-    ),
-    "codex/sub-agent-without-a-copy": ("requests session", "its parent and late usage are not read"),
-    "codex/usage-after-the-output": ("requests", "late usage is not read"),
-    "codex/words-that-are-not-the-users": ("requests", "late usage is not read"),
 }  # fmt: skip
 """What the importers read otherwise: facets and the reason, by program and shape."""
 

@@ -184,8 +184,12 @@ def draw_summary(active: "ActiveCompactionSchema | None") -> "Iterable[Renderabl
     is_imported = compaction.strategy == IMPORTED_STRATEGY
     writer = compaction.model or ("the program that it is imported from" if is_imported else None)
     by = f"written by {writer}" if writer else "extracted without a model"
+    if compaction.is_sealed:
+        by, missing = "made by the provider", "The summary cannot be read: only the provider can."
+    else:
+        missing = "No summary: the messages are archived without one."
     yield make_text(f"{format_local_time(active.created_at)}, {compaction.trigger}; {by}", style="dim")
-    yield make_text(f"\n{compaction.summary or 'No summary: the messages are archived without one.'}")
+    yield make_text(f"\n{compaction.summary or missing}")
 
 
 @command(app, "quire context items")

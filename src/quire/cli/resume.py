@@ -96,20 +96,23 @@ async def read_history(
 ) -> "AdaptedHistory":
     """Reads the context after entry `last` of a branch, in a form that the agent takes."""
     from base64 import b64encode
+    from collections import Counter
 
     from quire.errors import BlobNotFound
     from quire.model.ids import now
     from quire.resume.history import adapt_history, select_messages
     from quire.resume.registry import WRITERS
 
-    messages = select_messages(await store.read_range(record.id, branch=branch, last=last))
+    left_out = Counter[str]()
+    messages = select_messages(await store.read_range(record.id, branch=branch, last=last), left_out)
     blobs: dict[str, str] = {}
     for digest in {digest for each in messages for digest in each.message.blob_digests()}:
         # What was purged is described.
         with suppress(BlobNotFound):
             blobs[digest] = b64encode((await store.get_blob(digest)).data).decode()
     client = record.origin.client if record.origin is not None else None
-    return adapt_history(messages, WRITERS[program].traits, client=client, load_blob=blobs.get, now=now())
+    history = adapt_history(messages, WRITERS[program].traits, client=client, load_blob=blobs.get, now=now())
+    return history._replace(changes=left_out + history.changes)
 
 
 def _write_session(source: _Source, program: ProgramName) -> "tuple[ResumedSessionSchema, NativeSession]":

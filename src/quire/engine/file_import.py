@@ -20,7 +20,15 @@ from quire.engine.message_index import schedule_indexing
 from quire.engine.recorded_session import RecordedSession
 from quire.engine.state import EngineState
 from quire.findings.observer import Observation, SessionObserver
-from quire.importers.base import Source, SourceConversation, SourceError, find_reads, get_fingerprint, is_growing
+from quire.importers.base import (
+    ABANDONED_SECONDS,
+    Source,
+    SourceConversation,
+    SourceError,
+    find_reads,
+    get_fingerprint,
+    is_growing,
+)
 from quire.importers.items import build_item, measure_item
 from quire.log.imports import ContinuedSession, ImportBatch, ImportItem, ImportLedger, Position, make_item_id
 from quire.log.observations import FileVersion, make_file_key
@@ -182,7 +190,7 @@ def find_version(source: Source, path: Path) -> FileVersion | None:
     """Size and time of a file, or None if it still grows, because its reader holds back the end."""
     try:
         version = FileVersion(make_file_key(source.name, str(path)), *get_fingerprint(path), find_reads(source))
-        return None if is_growing(path) else version
+        return None if is_growing(path, ABANDONED_SECONDS) else version
     except OSError:
         return None
 

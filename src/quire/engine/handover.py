@@ -115,7 +115,7 @@ async def _read_material(engine: EngineState, conversation: str, branch: int, *,
         conversation, branch=branch, kinds=["message"], roles=["user"], limit=MAX_FIRST_MESSAGES
     )
     body = window.compaction.body if window.compaction is not None else None
-    compaction = body if isinstance(body, Compaction) else None
+    compaction = body if isinstance(body, Compaction) and not body.is_sealed else None
     last_covered = compaction.covers.last if compaction is not None and compaction.covers is not None else 0
     summary = compaction.summary if compaction is not None else None
     client = record.origin.client if record.origin is not None else None

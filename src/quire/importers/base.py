@@ -21,6 +21,8 @@ MAX_ERROR_REASON_CHARS = 500
 """Maximum lengths of the texts of a `SourceError`, which may quote a file."""
 HOLD_BACK_SECONDS = 10
 """A reply at the end of a file that changed since then may lack parts that the agent has yet to write."""
+ABANDONED_SECONDS = 600
+"""A reply without an end in a session that was not changed for that long will not be finished."""
 
 
 NotStored = Literal[
@@ -41,8 +43,9 @@ NotStored = Literal[
 class SourceCompaction(NamedTuple):
     """A compaction that the source made: its summary replaces every message before it, except `preserved` ones."""
 
-    summary: str
-    trigger: Literal["threshold", "manual"] = "threshold"
+    summary: str | None
+    """None for a summary that only the provider can read."""
+    trigger: Literal["threshold", "manual", "provider"] = "threshold"
     tokens_before: int = 0
     tokens_after: int = 0
     preserved: tuple[str, ...] = ()
@@ -196,9 +199,9 @@ def list_files(folder: Path, *suffixes: str) -> Iterator[Path]:
     return map(Path, sorted(names))
 
 
-def is_growing(path: Path) -> bool:
-    """Whether the file was written to within `HOLD_BACK_SECONDS`."""
-    return time.time() - path.stat().st_mtime < HOLD_BACK_SECONDS
+def is_growing(path: Path, seconds: int = HOLD_BACK_SECONDS) -> bool:
+    """Whether the file was written to within this time."""
+    return time.time() - path.stat().st_mtime < seconds
 
 
 def is_older(path: Path, since: int | None) -> bool:
@@ -226,7 +229,7 @@ class FileWatcher:
 
     def __init__(self, source: Source, paths: Iterable[Path]) -> None:
         self._source, self._paths = source, tuple(paths)
-        self._fingerprints: dict[Path, tuple[int, int, bool]] = {}
+        self._fingerprints: dict[Path, tuple[int, int, bool, bool]] = {}
 
     def find_changed(self) -> list[Path]:
         """Files that are new or changed, or have ceased to grow: a reader holds back the end of a growing one."""
@@ -235,7 +238,8 @@ class FileWatcher:
             for file in self._source.find_files(path):
                 try:
                     size, modified_ns = get_fingerprint(file)
-                    fingerprint = (size, modified_ns, time.time() - modified_ns / 1e9 < HOLD_BACK_SECONDS)
+                    age = time.time() - modified_ns / 1e9
+                    fingerprint = (size, modified_ns, age < HOLD_BACK_SECONDS, age < ABANDONED_SECONDS)
                 except OSError:
                     continue
                 if self._fingerprints.get(file) != fingerprint:

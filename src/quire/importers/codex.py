@@ -1,37 +1,43 @@
 """Reads the rollouts of Codex: one file per thread, with the items of the Responses API that make up its history.
 
-A fork holds only its own items and names the rollout that it continues. A compaction names its summary and the items
-that stay in the model's context. Files may be compressed with Zstandard.
+A fork holds only its own items and names the rollout that it continues; older versions copy that history into its
+file. A compaction names the items that stay in the model's context, and its summary unless only the provider can read
+it. Files may be compressed with Zstandard.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 from quire.errors import InvalidEntry
 from quire.importers.base import (
-    NotStored,
+    ABANDONED_SECONDS,
+    HOLD_BACK_SECONDS,
     SourceCompaction,
     SourceConversation,
     SourceError,
     SourceMessage,
+    StoredSource,
     is_growing,
-    is_older,
     list_files,
 )
+from quire.importers.places import find_home
 from quire.importers.readers import JsonLine, import_zstd, parse_json_lines
 from quire.importers.source_fields import parse_time
 from quire.log.types import ConversationOrigin
 from quire.model import Message, Usage
 from quire.model.json_values import filter_objects, get_object, get_text
+from quire.rows.boilerplate import CODEX_SUMMARY_OPENING
 from quire.wire.responses.parse import is_assistant_item, parse_messages
 
 MAX_FORK_DEPTH = 50
 """Maximum rollouts that a fork continues, one from the other."""
 MAX_UNPACKED_BYTES = 4_000_000_000
 """Maximum bytes of a compressed rollout that are read."""
+MAX_COPY_PAUSE_MICROS = 500_000
+"""Maximum time between two lines of a history that is copied into a new file."""
 
 _HEAD_BYTES = 200
 """Bytes of a line in which its types are searched."""
@@ -43,15 +49,15 @@ _SKIPPED_ITEMS = frozenset({"ghost_snapshot", "compaction_trigger"})
 _BOOKKEEPING_TYPES = frozenset({"event_msg", "session_meta", "turn_context", "world_state", "token_usage_record"})
 
 
-class CodexSource:
+class CodexSource(StoredSource):
     name = "codex"
     title = "Codex"
-    is_experimental = False
-    not_stored: tuple[NotStored, ...] = ("cost",)
+    not_stored = ("cost",)
+    reads = 2
 
-    def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
-        home = Path(env.get("CODEX_HOME") or Path(env.get("HOME") or Path.home()) / ".codex")
-        return [path for name in _FOLDERS if (path := home / name).is_dir()]
+    def list_places(self, env: Mapping[str, str]) -> Iterable[Path]:
+        home = Path(env.get("CODEX_HOME") or find_home(env) / ".codex")
+        return (home / name for name in _FOLDERS)
 
     def find_files(self, path: Path) -> Iterator[Path]:
         if path.is_file():
@@ -60,28 +66,23 @@ class CodexSource:
         files = (file for folder in folders for file in list_files(folder, *_SUFFIXES))
         return (file for file in files if file.name.startswith("rollout-"))
 
-    def read(self, path: Path, *, since: int | None = None) -> Iterator[SourceConversation | SourceError]:
-        if is_older(path, since):
-            return
-        try:
-            first = next(_read_lines(path), None)
-        except (OSError, ImportError) as error:
-            yield SourceError.of(path.name, error)
-            return
-        if isinstance(first, SourceError) or first is None:
-            if first is not None:
-                yield first
+    def read_file(self, path: Path, since: int | None) -> Iterator[SourceConversation | SourceError]:
+        first = next(_read_lines(path), None)
+        if not isinstance(first, JsonLine):
+            yield from [first] if first is not None else []
             return
         meta = get_object(first.value, "payload") if first.value.get("type") == "session_meta" else {}
         thread = get_text(meta, "id") or path.name.removesuffix(".zst").removesuffix(".jsonl")
-        parent, source = get_text(meta, "parent_thread_id"), meta.get("source")
-        is_sub_agent = parent is not None or (isinstance(source, dict) and "subagent" in source)
+        source = get_object(meta, "source")
+        spawned_by = get_text(get_object(get_object(source, "subagent"), "thread_spawn"), "parent_thread_id")
+        parent = get_text(meta, "parent_thread_id") or spawned_by
+        is_sub_agent = parent is not None or "subagent" in source
         yield SourceConversation(
             id=thread,
-            messages=_History(path).read(meta),
+            messages=_History(path, is_sub_agent=is_sub_agent).read(meta),
             origin=ConversationOrigin(
                 client=self.name,
-                session=get_text(meta, "session_id") or thread,
+                session=get_text(meta, "session_id") or parent or thread,
                 project=get_text(meta, "cwd"),
                 agent=thread if is_sub_agent else None,
                 parent_agent=parent,
@@ -134,30 +135,45 @@ class _BoundedStream:
         return line
 
 
+class _Reply(NamedTuple):
+    """The items of one response, and the outputs of its calls. Newer versions write its usage after both."""
+
+    id: str
+    items: list[dict[str, Any]]
+    times: list[int | None]
+    outputs: list[tuple[str, dict[str, Any], int | None]]
+
+
 class _History:
     """Turns lines to messages. The items of one response are one message. The record of its usage ends it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_sub_agent: bool) -> None:
         self._path = path
         self._parent: str | None = None
         self._model: str | None = None
-        self._reply: tuple[str, list[dict[str, Any]], int | None] | None = None
-        """Id of the first item of the current response, its items so far, and the time of the last one."""
+        self._reply: _Reply | None = None
+        self._total: object = None
+        """Tokens of all requests. Codex repeats the usage of a request, which has then the same total."""
         self._ids: dict[str, str] = {}
         """Id of the message that each item belongs to."""
+        self._ids_by_content: dict[bytes, list[str]] = {}
+        """Ids of the messages with the same content, by its digest."""
         self._dropped: dict[str, None] = {}
         self._summary_usage: Usage | None = None
         self._is_summarizing = False
+        self._is_sub_agent = is_sub_agent
+        self._is_copy = False
+        """Whether the line is a copy of another file's, which has the usage."""
 
     def read(self, meta: dict[str, Any]) -> Iterator[SourceMessage | SourceError]:
         """The messages of the rollouts that this fork continues, oldest first, then its own.
 
-        Older versions copy the history into the fork instead.
+        A sub-agent has its own ones only, also if it began with the history of its parent.
         """
         bases: list[tuple[Path, int]] = []
         """Files, and the ordinals before which the lines belong to the fork's history."""
         root = next((folder.parent for folder in self._path.parents if folder.name in _FOLDERS), self._path.parent)
-        while True:
+        while not self._is_sub_agent:
             thread, end = get_text(meta, "forked_from_id"), meta.get("forked_from_ordinal_exclusive")
             if thread is None or not isinstance(end, int):
                 break
@@ -175,95 +191,144 @@ class _History:
         for base, end in bases:
             yield from self._read_rollout(base, end=end)
         yield from self._read_rollout(self._path, end=None)
-        # Codex may be writing the last reply of a growing file.
-        if not is_growing(self._path):
+        # Codex may be writing the last reply of a growing file, or a tool is running.
+        _, items, _, outputs = self._reply or _Reply("", [], [], [])
+        is_running = sum("call_id" in item for item in items) > len(outputs)
+        if not is_growing(self._path, ABANDONED_SECONDS if is_running else HOLD_BACK_SECONDS):
             yield from self._end_reply()
 
     def _read_rollout(self, path: Path, *, end: int | None) -> Iterator[SourceMessage | SourceError]:
+        """The messages of a file. The copy of another thread's history begins with the meta line of that thread, and is
+        written at once. A sub-agent is without it."""
+        thread, copied_at = None, 0
         for line in _read_lines(path):
             if isinstance(line, SourceError):
                 yield line
                 continue
-            ordinal = line.value.get("ordinal")
+            value, payload = line.value, get_object(line.value, "payload")
+            ordinal, at = value.get("ordinal"), parse_time(value.get("timestamp")) or 0
             if end is not None and isinstance(ordinal, int) and ordinal >= end:
                 return
+            if value.get("type") == "session_meta":
+                thread = thread or get_text(payload, "id")
+                copied_at = at if get_text(payload, "id") != thread else copied_at
+            self._is_copy = copied_at > 0 and at - copied_at < MAX_COPY_PAUSE_MICROS
+            copied_at = at if self._is_copy else 0
+            if self._is_copy and self._is_sub_agent:
+                self._total = get_object(payload, "info").get("total_token_usage") or self._total
+                continue
             try:
-                yield from self._add_line(line.value)
+                yield from self._add_line(value, payload)
             except (InvalidEntry, ValueError, TypeError) as error:
                 yield SourceError.of(f"{path.name}:{line.number}", error)
 
-    def _add_line(self, value: dict[str, Any]) -> Iterator[SourceMessage]:
-        payload = get_object(value, "payload")
+    def _add_line(self, value: dict[str, Any], payload: dict[str, Any]) -> Iterator[SourceMessage]:
         match value.get("type"):
             case "turn_context":
                 self._model = get_text(payload, "model") or self._model
             case "response_item":
-                kind, at = payload.get("type"), parse_time(value.get("timestamp"))
-                if kind in _SKIPPED_ITEMS:
-                    self._dropped[str(kind)] = None
-                    return
-                if get_object(value, "metadata").get("compaction_output"):
-                    yield from self._end_reply()
-                    self._is_summarizing = True
-                    return
-                id_ = get_text(payload, "id") or _make_id(value)
-                payload.pop(_ITEM_METADATA, None)
-                is_own_message = kind == "message" and payload.get("role") == "assistant"
-                if is_own_message or (isinstance(kind, str) and kind != "message" and is_assistant_item(payload)):
-                    first, items, _ = self._reply or (id_, [], None)
-                    self._reply = (first, [*items, payload], at)
-                    self._ids[id_] = first
-                    return
-                yield from self._end_reply()
-                for message in parse_messages([payload]):
-                    if message.parts:
-                        yield self._emit(SourceMessage(id_, self._parent, message, at))
+                yield from self._add_item(value, payload, parse_time(value.get("timestamp")))
             case "token_usage_record":
                 yield from self._end_reply(_parse_usage(get_object(payload, "usage"), self._model))
             case "event_msg" if payload.get("type") == "token_count":
                 info = get_object(payload, "info")
-                yield from self._end_reply(_parse_usage(get_object(info, "last_token_usage"), self._model))
+                total = info.get("total_token_usage")
+                if total is None or total != self._total:
+                    yield from self._end_reply(_parse_usage(get_object(info, "last_token_usage"), self._model))
+                self._total = total or self._total
             case "compacted":
                 yield from self._end_reply()
-                # The summary replaces all earlier messages but those that the replacement names again.
-                replacement = filter_objects(payload.get("replacement_history"))
-                summary = get_text(payload, "message")
-                if not summary:
-                    # Older versions write the summary as the last message of the user's.
-                    messages = reversed(parse_messages(replacement))
-                    summary = next((each.text for each in messages if each.role == "user"), "")
-                named = (self._ids.get(get_text(item, "id") or "") for item in replacement)
-                preserved = tuple(dict.fromkeys(id_ for id_ in named if id_ is not None))
-                usage, self._summary_usage, self._is_summarizing = self._summary_usage, None, False
-                message = SourceMessage(
-                    _make_id(value),
-                    self._parent,
-                    Message.user(summary),
-                    parse_time(value.get("timestamp")),
-                    usage=usage,
-                    compaction=SourceCompaction(summary, preserved=preserved) if self._parent is not None else None,
-                )
-                if summary:
-                    yield self._emit(message)
+                yield from self._add_compaction(value, payload)
             case str(kind) if kind not in _BOOKKEEPING_TYPES:
                 self._dropped[kind] = None
             case _:
                 pass
+
+    def _add_item(self, value: dict[str, Any], item: dict[str, Any], at: int | None) -> Iterator[SourceMessage]:
+        kind = item.get("type")
+        if kind in _SKIPPED_ITEMS:
+            self._dropped[str(kind)] = None
+            return
+        if get_object(value, "metadata").get("compaction_output"):
+            yield from self._end_reply()
+            self._is_summarizing = True
+            return
+        id_ = get_text(item, "id") or _make_id(value)
+        item.pop(_ITEM_METADATA, None)
+        if kind == "agent_message":
+            # What another agent told this one. A part of it may be encrypted.
+            texts = [get_text(each, "text") or f"[{each.get('type')}]" for each in filter_objects(item.get("content"))]
+            kind, item = "message", {"type": "message", "role": "user", "content": "\n".join(texts)}
+        is_own_message = kind == "message" and item.get("role") == "assistant"
+        is_own = is_own_message or (isinstance(kind, str) and kind != "message" and is_assistant_item(item))
+        if self._reply is not None and not is_own and kind != "message":
+            self._reply.outputs.append((id_, item, at))
+            return
+        if not is_own or (self._reply is not None and self._reply.outputs):
+            # Nothing was written of the usage of the response before.
+            yield from self._end_reply()
+        if is_own:
+            self._reply = self._reply or _Reply(id_, [], [], [])
+            self._reply.items.append(item)
+            self._reply.times.append(at)
+        self._ids[id_] = self._reply.id if self._reply is not None else id_
+        if kind == "message":
+            self._ids_by_content.setdefault(_digest_content(item), []).append(self._ids[id_])
+        if not is_own:
+            yield from self._emit(id_, [item], at)
+
+    def _add_compaction(self, value: dict[str, Any], payload: dict[str, Any]) -> Iterator[SourceMessage]:
+        """The summary replaces all earlier messages but those that the replacement repeats, by id or, in older
+        versions, by content: of several with the same content, the newest. A summary of the provider is encrypted."""
+        replacement = filter_objects(payload.get("replacement_history"))
+        summary = get_text(payload, "message") or None
+        if summary is None:
+            texts = (each.text for each in reversed(parse_messages(replacement)) if each.role == "user")
+            summary = next((text for text in texts if text.startswith(CODEX_SUMMARY_OPENING)), None)
+        preserved: dict[str, None] = {}
+        unused: dict[bytes, list[str]] = {}
+        for item in reversed(replacement):
+            digest = _digest_content(item)
+            same = unused.setdefault(digest, list(self._ids_by_content.get(digest, ())))
+            if (id_ := self._ids.get(get_text(item, "id") or "") or (same.pop() if same else None)) is not None:
+                preserved[id_] = None
+        usage, self._summary_usage, self._is_summarizing = self._summary_usage, None, False
+        trigger = "threshold" if summary is not None else "provider"
+        compaction = SourceCompaction(summary, trigger, preserved=tuple(reversed(preserved)))
+        message = Message.user(summary or "")
+        made = SourceMessage(_make_id(value), self._parent, message, parse_time(value.get("timestamp")), usage=usage)
+        if self._parent is not None:
+            yield self._link(made._replace(compaction=compaction))
+        elif summary is not None:
+            yield self._link(made)
 
     def _end_reply(self, usage: Usage | None = None) -> Iterator[SourceMessage]:
         if self._is_summarizing:
             self._summary_usage, self._is_summarizing = usage or self._summary_usage, usage is None
         if self._reply is None:
             return
-        (id_, items, at), self._reply = self._reply, None
+        reply, self._reply = self._reply, None
+        yield from self._emit(reply.id, reply.items, reply.times[-1], None if self._is_copy else usage)
+        for id_, item, at in reply.outputs:
+            yield from self._emit(id_, [item], at)
+
+    def _emit(
+        self, id_: str, items: list[dict[str, Any]], at: int | None, usage: Usage | None = None
+    ) -> Iterator[SourceMessage]:
         for message in parse_messages(items):
             if message.parts:
-                yield self._emit(SourceMessage(id_, self._parent, message, at, usage=usage))
+                cost = 0.0 if self._is_copy and message.role == "assistant" else None
+                yield self._link(SourceMessage(id_, self._parent, message, at, usage=usage, cost_usd=cost))
 
-    def _emit(self, message: SourceMessage) -> SourceMessage:
+    def _link(self, message: SourceMessage) -> SourceMessage:
         self._parent = self._ids[message.id] = message.id
         dropped, self._dropped = tuple(self._dropped), {}
         return message._replace(dropped=dropped)
+
+
+def _digest_content(item: dict[str, Any]) -> bytes:
+    content = json.dumps([item.get("type"), item.get("role"), item.get("content")], sort_keys=True)
+    return sha256(content.encode()).digest()
 
 
 def _make_id(value: dict[str, Any]) -> str:

@@ -348,7 +348,7 @@ def _to_events(entry: Entry) -> Iterator[TimelineEvent]:
 
 
 def _find_author(compaction: Compaction) -> TimelineAuthor:
-    if compaction.strategy == IMPORTED_STRATEGY:
+    if compaction.strategy == IMPORTED_STRATEGY and compaction.trigger != "provider":
         return "client"
     match compaction.trigger:
         case "client" | "provider" | "model":

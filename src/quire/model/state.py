@@ -10,6 +10,7 @@ from typing import assert_never
 from quire.errors import InvalidEntry, StaleCompaction
 from quire.model.base import FrozenModel
 from quire.model.entry_bodies import (
+    IMPORTED_STRATEGY,
     Body,
     Compaction,
     ContextChange,
@@ -56,10 +57,12 @@ class ActiveCompaction(FrozenModel):
 
     @classmethod
     def from_entry(cls, seq: int, compaction: Compaction) -> "ActiveCompaction":
+        is_imported = compaction.strategy == IMPORTED_STRATEGY
         return cls(
             seq=seq,
             number=compaction.number,
-            covers=None if compaction.is_sealed else compaction.covers,
+            # A client's list has a sealed summary in place of the messages. An import has it nowhere.
+            covers=compaction.covers if not compaction.is_sealed or is_imported else None,
             question=compaction.question,
             preserved=compaction.preserved,
             cleared_through=compaction.cleared_through,

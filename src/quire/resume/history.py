@@ -37,6 +37,7 @@ from quire.wire.media import PDF_MEDIA_TYPE, describe_media, resolve_url, split_
 from quire.wire.messages.render import OPENER_TEXT
 
 INTERRUPTED_TEXT = "[The tool call was interrupted: the log has no result of it.]"
+SEALED_TEXT = "The summary of the messages before this one was made by the provider and cannot be read."
 _MIN_STEP_MICROS = 1_000
 """Agents order messages by milliseconds."""
 _CALL_ID_CHARS = 24
@@ -67,8 +68,9 @@ class AdaptedHistory(NamedTuple):
     """What was left out or written in another form, and how often."""
 
 
-def select_messages(entries: Iterable[Entry]) -> list[TimedMessage]:
-    """The messages of the context after these entries, which are a branch from its first entry on.
+def select_messages(entries: Iterable[Entry], changes: Counter[str] | None = None) -> list[TimedMessage]:
+    """The messages of the context after these entries, which are a branch from its first entry on. Adds to `changes`
+    what is not in them.
 
     A compaction that is active after the last entry replaces what it covers by its summary. One that was undone does
     not, and leaves neither its summary nor the request for it. A message that is dropped is a stub. This is the only
@@ -91,12 +93,14 @@ def select_messages(entries: Iterable[Entry]) -> list[TimedMessage]:
     active = state.active_compaction
     messages: list[TimedMessage] = []
     preserved: set[int] = set()
+    is_sealed = False
     if active is not None and active.covers is not None:
         preserved = {*state.pins, *(active.preserved or ())}
         preserved |= {active.question} if active.question is not None else set()
         entry, compaction = compactions[active.seq]
-        if compaction.summary:
-            messages.append(TimedMessage(entry.created_at, Message.user(label_text("summary", compaction.summary))))
+        is_sealed = compaction.is_sealed
+        if summary := SEALED_TEXT if is_sealed else compaction.summary:
+            messages.append(TimedMessage(entry.created_at, Message.user(label_text("summary", summary))))
     calls = {call.id: f"{call.name} {call.arguments}" for entry in stored for call in entry.message.tool_calls}
     for entry in stored:
         is_covered = active is not None and active.covers is not None and entry.seq in active.covers
@@ -104,6 +108,8 @@ def select_messages(entries: Iterable[Entry]) -> list[TimedMessage]:
             usage = entry.metadata.usage
             message = _drop_content(entry, calls) if entry.seq in state.dropped else entry.message
             messages.append(TimedMessage(entry.created_at, message, usage.model if usage is not None else None))
+        elif changes is not None and is_sealed:
+            changes["messages left out: the provider made their summary, which cannot be read"] += 1
     return messages
 
 

@@ -57,7 +57,7 @@ _CODEX_TAGS = (
     "apps_instructions", "codex_internal_context", "collaboration_mode", "environment_context",
     "environments_instructions", "managed_developer_instructions", "model_instructions", "model_switch",
     "multi_agent_mode", "permissions instructions", "persistent_mode", "personality_spec", "plugins_instructions",
-    "skills_instructions", "startup_context", "turn_aborted", "user_instructions",
+    "recommended_plugins", "skills_instructions", "startup_context", "turn_aborted", "user_instructions",
 )  # fmt: skip
 
 BLOCKS: dict[tuple[str, str], tuple[BoilerplateBlock, ...]] = {
@@ -98,6 +98,7 @@ BLOCKS: dict[tuple[str, str], tuple[BoilerplateBlock, ...]] = {
         BoilerplateBlock(
             "user", "<subagent_notification>", "</subagent_notification>", (('"status":{"completed":"', '"}}'),)
         ),
+        BoilerplateBlock("user", "Message Type: ", words=(("\nPayload:\n", ""),)),
         BoilerplateBlock("user", CODEX_SUMMARY_PROMPT),
         BoilerplateBlock(
             "user",
@@ -109,6 +110,7 @@ BLOCKS: dict[tuple[str, str], tuple[BoilerplateBlock, ...]] = {
     (OPENCODE, "1.18.33"): (
         *_list_tags("user", "system-reminder"),
         BoilerplateBlock("user", "Generate a title for this conversation:\n"),
+        BoilerplateBlock("user", "Continue if you have next steps, or stop and ask for clarification"),
         BoilerplateBlock("system", "You are OpenCode, "),
     ),
     (GEMINI_CLI, "0.61.0"): (

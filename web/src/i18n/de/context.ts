@@ -224,6 +224,7 @@ export const context: typeof english = {
   compactionCovers: "Sie umfasst {first} bis {last}.",
   summary: "Zusammenfassung",
   noSummary: "Keine Zusammenfassung: Anfragen lassen diese Nachrichten weg; das Modell kann sie unter ihrer Nummer lesen.",
+  sealedSummary: "Die Zusammenfassung stammt vom Anbieter und kann nicht gelesen werden.",
   saveSummary: "Zusammenfassung speichern",
   editSummary: "Zusammenfassung bearbeiten",
   compactionBy: (client) => `Verdichtung durch ${client}`,

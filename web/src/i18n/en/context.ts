@@ -228,6 +228,7 @@ export const context = {
   compactionCovers: "It covers {first} to {last}.",
   summary: "Summary",
   noSummary: "No summary: requests omit these messages; the model can read them by number.",
+  sealedSummary: "The summary was made by the provider, and cannot be read.",
   saveSummary: "Save summary",
   editSummary: "Edit summary",
   compactionBy: (client: string) => `Compaction by ${client}`,
