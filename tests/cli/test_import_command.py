@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_fixtures import CliHome, invoke_cli
+from cli_fixtures import CliHome, invoke_cli, run_json
 
 DATA = Path(__file__).parents[1] / "importers" / "data"
 
@@ -57,6 +57,38 @@ def test_items_that_cannot_be_read_are_printed(home: CliHome):
     assert outcome.exit_code == 1
     assert "rollout-x.jsonl:1" in outcome.stdout
     assert "Imported 0 new messages" in outcome.stdout
+
+
+@pytest.mark.parametrize("name", ["", "notes.txt"])
+def test_nothing_to_read_is_said(name: str, home: CliHome):
+    folder = home.path / "empty"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("")
+    outcome = invoke_cli("import", "codex", str(folder / name))
+    assert outcome.exit_code == 1
+    assert f"No conversation of Codex was found in {folder / name}" in outcome.stderr
+    assert invoke_cli("import", "codex", str(folder), "--since", "2026-01-01").exit_code == 0
+
+
+def test_a_summary_that_only_the_provider_can_read_is_said(home: CliHome):
+    shape = DATA / "shapes" / "codex" / "compaction-that-cannot-be-read.jsonl"
+    run_import("codex", str(shape))
+    conversation = run_json("conversation", "list", "--all")["conversations"][0]["id"]
+    shown = invoke_cli("context", "summary", conversation)
+    assert "The summary cannot be read" in shown.stdout
+    assert "made by the provider" in shown.stdout
+    events = run_json("context", "timeline", conversation)["events"]
+    assert [each["author"] for each in events if each["kind"] == "compaction"] == ["provider"]
+    resumed = run_json("resume", conversation, "--in", "codex")
+    assert resumed["changes"]["messages left out: the provider made their summary, which cannot be read"] == 8
+    lines = [json.loads(line) for line in Path(resumed["path"]).read_text().splitlines()]
+    said = [line["payload"]["message"] for line in lines if line["payload"].get("type") == "user_message"]
+    assert "made by the provider" in said[0]
+    assert [text for text in said[1:] if not text.startswith("<")] == [
+        "Is the dam sound?",
+        "Seal it with clay.",
+        "Then fill the pond.",
+    ]
 
 
 @pytest.mark.parametrize(

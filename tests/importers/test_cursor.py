@@ -2,6 +2,7 @@
 
 import json
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,6 @@ def test_the_usual_place_is_found(tmp_path: Path):
     (tmp_path / ".cursor/projects/home-me-quire/other.jsonl").write_text("{}")
     (root,) = SOURCE.find_default_paths({"HOME": str(tmp_path)})
     assert list(SOURCE.find_files(root)) == [path, path.parent / "sub/agent.jsonl"]
-    assert SOURCE.find_default_paths({}) == []
     assert SOURCE.find_default_paths({"HOME": str(tmp_path / "nowhere")}) == []
 
 
@@ -81,3 +81,28 @@ def test_a_file_that_has_grown_has_the_same_messages_first(tmp_path: Path):
     before = read_source(SOURCE, path).only.messages
     write_transcript(tmp_path)
     assert read_source(SOURCE, path).only.messages[: len(before)] == before
+
+
+def test_a_prompt_is_what_the_user_wrote_and_has_its_time(tmp_path: Path):
+    def make_prompt(*texts: str) -> dict[str, Any]:
+        return {"role": "user", "message": {"content": [{"type": "text", "text": "\n".join(texts)}]}}
+
+    query = "<user_query>\nFix the bug\n</user_query>"
+    lines = [
+        make_prompt("<timestamp>Friday, Sep 4, 2026, 2:21 AM (UTC+8)</timestamp>", query),
+        {"role": "assistant", "message": {"content": [{"type": "text", "text": "Fixed."}]}},
+        {"type": "turn_ended", "status": "success"},
+        make_prompt("[Image]", "<timestamp>Friday, Sep 4, 2026, 12:05 PM (UTC-4:30)</timestamp>", query),
+        make_prompt("<timestamp>Someday</timestamp>", query),
+    ]
+    messages = read_source(SOURCE, write_transcript(tmp_path, lines=lines)).only.messages
+    assert [[part.text for part in each.message.parts if part.type == "text"] for each in messages] == [
+        ["Fix the bug"],
+        ["Fixed."],
+        ["Fix the bug", "[Image]"],
+        ["Fix the bug", "<timestamp>Someday</timestamp>"],
+    ]
+    first, second = datetime(2026, 9, 3, 18, 21, tzinfo=UTC), datetime(2026, 9, 4, 16, 35, tzinfo=UTC)
+    assert [each.at for each in messages] == [
+        round(each.timestamp() * 1_000_000) for each in (first, first, second, second)
+    ]

@@ -214,7 +214,13 @@ async def _import_source(
                     report = await import_changed()
                     if report.messages or report.error_count:
                         print_report(report)
-    if first.error_count and not first.messages and not first.known_messages:
+    if first.messages or first.known_messages:
+        return
+    if not first.error_count and not watch and options.since is None:
+        files, places = pluralize(first.files, "file"), ", ".join(map(str, paths))
+        print_note(f"No conversation of {source.title} was found in {places} ({files} read); name another path.")
+        raise typer.Exit(EXIT_FAILED)
+    if first.error_count:
         raise typer.Exit(EXIT_FAILED)
 
 

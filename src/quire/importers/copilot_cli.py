@@ -1,6 +1,7 @@
 """Reads the sessions of GitHub Copilot CLI: one file of events each.
 
-Events of a sub-agent name it by `agentId`. The usage of a request is a separate event, with the id of the call.
+Events of a sub-agent name it by `agentId`. The usage of a request is a separate event, with the id of the call. Older
+versions store the output of each reply, and the usage of each model since the session began when it ends.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,10 +15,10 @@ from quire.importers.readers import JsonLine, read_json_lines
 from quire.importers.source_fields import parse_time, read_count, read_id, read_title, retain_fields
 from quire.log.types import ConversationOrigin
 from quire.model import Message, Part, TextPart, ThinkingPart, ToolCallPart, Usage
-from quire.model.json_values import dump_json, filter_objects, get_object, get_text
+from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object
 
 _FILE_NAME = "events.jsonl"
-_SKIPPED_MARKS = (b'"type":"model.', b'"type":"system.message"', b'"type":"session.shutdown"')
+_SKIPPED_MARKS = (b'"type":"model.', b'"type":"system.message"')
 """Events that repeat whole requests, at the beginning of their lines."""
 _HEAD_BYTES = 60
 _STATE_TYPES = ("session.", "assistant.turn_", "subagent.", "tool.execution_start")
@@ -27,7 +28,7 @@ _USER_FIELDS = frozenset(
 )  # fmt: skip
 _REPLY_FIELDS = frozenset(
     {"messageId", "originatingMessageId", "model", "content", "toolRequests", "interactionId", "turnId",
-     "reasoningText", "apiCallId", "parentToolCallId", "rte"}
+     "reasoningText", "apiCallId", "parentToolCallId", "rte", "outputTokens"}
 )  # fmt: skip
 
 
@@ -36,12 +37,17 @@ class CopilotCliSource(StoredSource):
     title = "Copilot CLI"
     patterns = (f"*/{_FILE_NAME}",)
     not_stored = ("cost",)
+    reads = 2
 
     def list_places(self, env: Mapping[str, str]) -> Iterable[Path]:
         yield Path(env.get("COPILOT_HOME") or find_home(env) / ".copilot") / "session-state"
 
     def read_file(self, path: Path, since: int | None) -> Iterator[SourceConversation | SourceError]:
         usages: dict[str, Usage] = {}
+        replies: dict[str, Usage] = {}
+        """Usage of the replies since the session began or was resumed, if there is no other event with it."""
+        totals: dict[str, Usage] = {}
+        """Usage of each model when the session ended before."""
         sub_agents: dict[str, str] = {}
         start: dict[str, Any] = {}
         for line in read_json_lines(path, is_skipped=_is_skipped):
@@ -55,10 +61,23 @@ class CopilotCliSource(StoredSource):
                     usage = get_object(data, "usage")
                     if (made := _read_usage(usage)) is not None:
                         usages[str(usage.get("apiCallId"))] = made
+                case "assistant.message":
+                    event, call = str(line.value.get("id")), data.get("apiCallId")
+                    if call not in usages and (written := read_count(data.get("outputTokens"))):
+                        replies[event] = Usage(model=get_text(data, "model"), output_tokens=written, estimated=True)
+                case "session.shutdown":
+                    for model, metrics in get_object(data, "modelMetrics").items():
+                        total = _read_usage(get_object(metrics, "usage")) if is_object(metrics) else None
+                        if total is not None:
+                            _share_usage(replies, model, total, totals.get(model, Usage()))
+                            totals[model] = total
+                    usages |= replies
+                    replies = {}
                 case "subagent.started" if agent := read_id(line.value.get("agentId")):
                     sub_agents[agent] = read_title(data.get("agentDescription") or data.get("agentName"))
                 case _:
                     pass
+        usages |= replies
         session = read_id(start.get("sessionId")) or path.parent.name
         origin = ConversationOrigin(
             client=self.name, session=session, project=get_text(get_object(start, "context"), "cwd")
@@ -95,7 +114,7 @@ class CopilotCliSource(StoredSource):
                 continue
             message: Message | None = None
             compaction: SourceCompaction | None = None
-            usage = usages.get(str(data.get("apiCallId")))
+            usage = usages.get(str(data.get("apiCallId"))) or usages.get(str(value.get("id")))
             match value.get("type"):
                 case "user.message":
                     fields = retain_fields(data, _USER_FIELDS, self.name)
@@ -165,3 +184,18 @@ def _read_usage(usage: dict[str, Any]) -> Usage | None:
         cache_read_tokens=read_count(usage.get("cacheReadTokens")),
         cache_write_tokens=read_count(usage.get("cacheWriteTokens")),
     )
+
+
+def _share_usage(replies: dict[str, Usage], model: str, total: Usage, before: Usage) -> None:
+    """Gives each reply of a model an equal share of the usage since `before`, so that the sum is right."""
+    own = [event for event, usage in replies.items() if usage.model in (None, model)]
+    counts = ("input_tokens", "cache_read_tokens", "cache_write_tokens")
+    if any(getattr(total, name) < getattr(before, name) for name in counts):
+        # The program counted anew.
+        before = Usage()
+    for index, event in enumerate(own):
+        shares: dict[str, int] = {}
+        for name in counts:
+            added = getattr(total, name) - getattr(before, name)
+            shares[name] = added * (index + 1) // len(own) - added * index // len(own)
+        replies[event] = replies[event].model_copy(update={"model": model, **shares})

@@ -1,10 +1,14 @@
 """Reads transcripts of Cursor's agent: one JSON Lines file for each conversation."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
-from quire.importers.base import NotStored, SourceConversation, SourceError, SourceMessage, is_before
+from quire.importers.base import SourceConversation, SourceError, SourceMessage, StoredSource
 from quire.importers.message_trees import ToolTurn
+from quire.importers.places import find_home
 from quire.importers.readers import read_json_lines
 from quire.importers.source_fields import parse_time, read_id
 from quire.log.types import ConversationOrigin
@@ -14,20 +18,19 @@ from quire.model.json_values import filter_objects, get_object, get_text
 _TRANSCRIPTS = "agent-transcripts"
 _SUBAGENTS = "subagents"
 _OPENING_TAG, _CLOSING_TAG = "<user_query>", "</user_query>"
-"""Tags that Cursor puts around what the user wrote."""
+"""Tags around what the user wrote. Cursor puts the time before it, and what it adds of its own beside it."""
+_TIME = re.compile(r"<timestamp>\w+, (\w+ \d+, \d+, \d+:\d+ [AP]M)(?: \(UTC([+-])(\d+):?(\d*)\))?[^<]*</timestamp>\s*")
 _TIME_FIELDS = ("timestamp", "timestamp_ms", "createdAt")
 
 
-class CursorSource:
+class CursorSource(StoredSource):
     name = "cursor"
     title = "Cursor"
-    is_experimental = False
-    not_stored: tuple[NotStored, ...] = ("sub-agents", "models", "tokens", "cost")
+    not_stored = ("sub-agents", "models", "tokens", "cost")
+    reads = 2
 
-    def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
-        home = env.get("HOME") or env.get("USERPROFILE")
-        projects = Path(home, ".cursor", "projects") if home else None
-        return [projects] if projects is not None and projects.is_dir() else []
+    def list_places(self, env: Mapping[str, str]) -> Iterable[Path]:
+        yield find_home(env) / ".cursor" / "projects"
 
     def find_files(self, path: Path) -> Iterator[Path]:
         if not path.is_dir():
@@ -38,14 +41,7 @@ class CursorSource:
             if _SUBAGENTS not in folders and (_TRANSCRIPTS in each.parts[:-1] or not folders):
                 yield each
 
-    def read(self, path: Path, *, since: int | None = None) -> Iterator[SourceConversation | SourceError]:
-        try:
-            changed_at = parse_time(path.stat().st_mtime)
-        except OSError as error:
-            yield SourceError.of(path.name, f"The file cannot be read: {error}.")
-            return
-        if is_before(changed_at, since):
-            return
+    def read_file(self, path: Path, since: int | None) -> Iterator[SourceConversation | SourceError]:
         # The project's directory in Cursor's data is named by the path of the project with its separators as dashes.
         folders = path.parts[:-1]
         index = folders.index(_TRANSCRIPTS) if _TRANSCRIPTS in folders else 0
@@ -61,7 +57,8 @@ class CursorSource:
 def _read_messages(path: Path) -> Iterator[SourceMessage | SourceError]:
     parent: str | None = None
     open_calls: list[str] = []
-    changed_at = parse_time(path.stat().st_mtime)
+    said_at = parse_time(path.stat().st_mtime)
+    """Time of the last prompt that has one, which the messages after it get."""
     for line in read_json_lines(path):
         if isinstance(line, SourceError):
             yield line
@@ -91,20 +88,35 @@ def _read_messages(path: Path) -> Iterator[SourceMessage | SourceError]:
                     turn.answer(parts, call_id=read_id(block.get("tool_use_id")))
                 case _:
                     dropped.append(f"block {block.get('type')}")
-        at = next((at for field in _TIME_FIELDS if (at := parse_time(raw.get(field)))), None) or changed_at
-        for index, message in enumerate(turn.finish()):
+        messages = list(turn.finish())
+        if role == "user":
+            said_at = next((at for each in messages if (at := _find_time(each.text))), said_at)
+        at = next((at for field in _TIME_FIELDS if (at := parse_time(raw.get(field)))), None) or said_at
+        for index, message in enumerate(messages):
             if role == "user" and message.role == "assistant":
-                message = Message(role="user", parts=tuple(map(_strip_tags, message.parts)))
+                parts = tuple(part for each in message.parts for part in _split_prompt(each))
+                message = Message(role="user", parts=parts)
             id_ = f"line:{line.number}" if index == 0 else f"line:{line.number}#{index + 1}"
             yield SourceMessage(id_, parent, message, at, dropped=() if index else tuple(dropped))
             parent = id_
 
 
-def _strip_tags(part: Part) -> Part:
-    """The text that the user wrote, without the tags that Cursor puts around it."""
+def _split_prompt(part: Part) -> Iterator[Part]:
+    """The text that the user wrote, and after it what Cursor added."""
     if not isinstance(part, TextPart):
-        return part
-    text = part.text.strip()
-    if not text.startswith(_OPENING_TAG) or not text.endswith(_CLOSING_TAG):
-        return part
-    return TextPart(text=text[len(_OPENING_TAG) : -len(_CLOSING_TAG)].strip("\n"))
+        yield part
+        return
+    text = _TIME.sub("", part.text)
+    before, _, rest = text.partition(_OPENING_TAG)
+    query, closing, after = rest.rpartition(_CLOSING_TAG)
+    pieces = (query.strip("\n"), (before + after).strip()) if closing else (text,)
+    yield from (TextPart(text=each) for each in pieces if each)
+
+
+def _find_time(text: str) -> int | None:
+    """The time in a prompt, such as `Friday, Sep 4, 2026, 2:21 AM (UTC+8)`."""
+    with suppress(ValueError):
+        if (found := _TIME.search(text)) is not None:
+            zone = f"{found[2] or '+'}{found[3] or '0':0>2}{found[4] or '0':0>2}"
+            return parse_time(datetime.strptime(f"{found[1]} {zone}", "%b %d, %Y, %I:%M %p %z").timestamp())
+    return None

@@ -41,6 +41,7 @@ class GeminiCliSource(StoredSource):
     title = "Gemini CLI"
     patterns = ("*/chats/**/*.jsonl", "*/chats/**/*.json", "session-*.jsonl", "session-*.json")
     not_stored = ("cost",)
+    reads = 2
 
     def list_places(self, env: Mapping[str, str]) -> Iterable[Path]:
         yield Path(env.get("GEMINI_CLI_HOME") or find_home(env)) / ".gemini" / "tmp"
@@ -180,8 +181,8 @@ class _SessionHistory:
                 ]
             compaction: SourceCompaction | None = None
             if id_ in self._compactions and parsed:
-                preserved = (links.get_end(each) for each in self._compactions[id_])
-                compaction = SourceCompaction(parsed[0].text, preserved=tuple(filter(None, preserved)))
+                preserved = [each for item in self._compactions[id_] for each in links.get_messages(item)]
+                compaction = SourceCompaction(parsed[0].text, preserved=tuple(preserved))
             messages += links.add(
                 id_,
                 parsed,

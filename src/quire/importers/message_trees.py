@@ -127,6 +127,8 @@ class MessageLinks:
     def __init__(self) -> None:
         self._ends: dict[str, str | None] = {}
         """Id of the last message of each item; for one without messages, of the message before it."""
+        self._messages: dict[str, list[str]] = {}
+        """Ids of the messages of each item."""
         self.last: str | None = None
         """The item that was added last."""
 
@@ -149,6 +151,7 @@ class MessageLinks:
         if id_ in self._ends:
             return
         parent = self._ends.get(after) if after is not None else None
+        added = self._messages[id_] = []
         is_compaction = compaction is not None and parent is not None
         for index, message in enumerate(messages):
             each = SourceMessage(f"{id_}:{index + 1}" if index else id_, parent, message, at, dropped=dropped)
@@ -160,6 +163,7 @@ class MessageLinks:
                 each = each._replace(usage=usage, cost_usd=cost_usd)
                 usage = cost_usd = None
             yield each
+            added.append(each.id)
             parent = each.id
         self._ends[id_] = parent
         self.last = id_
@@ -168,13 +172,16 @@ class MessageLinks:
         """Id of the last message of an item, or of the one before an item without messages."""
         return self._ends.get(id_) if id_ is not None else None
 
-    def list_ends(self, first: str) -> tuple[str, ...]:
+    def get_messages(self, id_: str) -> list[str]:
+        """Ids of the messages of an item."""
+        return self._messages.get(id_, [])
+
+    def list_messages(self, first: str) -> tuple[str, ...]:
         """Ids of the messages from the item `first` on, in the order of the file."""
-        items = list(self._ends)
-        if first not in self._ends:
+        items = list(self._messages)
+        if first not in self._messages:
             return ()
-        ends = (self._ends[item] for item in items[items.index(first) :])
-        return tuple(dict.fromkeys(end for end in ends if end is not None))
+        return tuple(id_ for item in items[items.index(first) :] for id_ in self._messages[item])
 
 
 class ToolTurn:

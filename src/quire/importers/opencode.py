@@ -1,4 +1,5 @@
-"""Reads the database of opencode: sessions, their messages, and the parts of each message.
+"""Reads the database of opencode: sessions, their messages, and the parts of each message. A session that `opencode
+export` wrote is one JSON object with the same.
 
 A tool call and its result are one part. A compaction is a user message with a `compaction` part and the assistant's
 summary after it; what is before stays in the database, and from `tail_start_id` on it remains in the context.
@@ -6,10 +7,12 @@ summary after it; what is before stays in the database, and from `tail_start_id`
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from quire.importers.base import (
+    ABANDONED_SECONDS,
     SourceCompaction,
     SourceConversation,
     SourceError,
@@ -19,7 +22,7 @@ from quire.importers.base import (
 )
 from quire.importers.message_trees import MessageLinks
 from quire.importers.places import find_data_folder
-from quire.importers.readers import SqliteReader, open_sqlite, parse_json
+from quire.importers.readers import SqliteReader, open_sqlite, parse_json, read_json_object
 from quire.importers.source_fields import (
     add_usage,
     make_url_part,
@@ -33,8 +36,8 @@ from quire.log.types import ConversationOrigin
 from quire.model import Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object
 
-ABANDONED_SECONDS = 600
-"""A reply without an end in a session that was not changed for that long will not be finished."""
+_HEAD_BYTES = 100
+"""Bytes of a file in which its kind is searched."""
 _SESSIONS = "SELECT * FROM session ORDER BY time_created, id"
 _MESSAGES = "SELECT id, data FROM message WHERE session_id = ? ORDER BY time_created, id"
 _PARTS = "SELECT id, data FROM part WHERE message_id = ? ORDER BY id"
@@ -51,12 +54,28 @@ class OpenCodeSource(StoredSource):
     title = "opencode"
     folder = "opencode"
     patterns = ("opencode*.db",)
+    reads = 2
 
     def list_places(self, env: Mapping[str, str]) -> Iterable[Path]:
         folder = find_data_folder(env) / self.folder
         yield folder / env.get(f"{self.folder.upper()}_DB", ".")
 
+    def find_files(self, path: Path) -> Iterator[Path]:
+        # Exports may be in any folder, but the program's own has credentials in other JSON files.
+        files = list(super().find_files(path))
+        return iter(files or [file for file in sorted(path.glob("*.json")) if _is_export(file)])
+
     def read_file(self, path: Path, since: int | None) -> Iterator[SourceConversation | SourceError]:
+        if _is_export(path):
+            document = read_json_object(path)
+            info, raw = get_object(document, "info"), filter_objects(document.get("messages"))
+            if read_id(info.get("id")) is None:
+                raise ValueError("it has no session")
+            row = {**info, "parent_id": info.get("parentID"), "time_created": get_object(info, "time").get("created")}
+            listed = ((get_object(each, "info"), filter_objects(each.get("parts"))) for each in raw)
+            messages = self._read_messages(((fields.get("id"), fields, parts) for fields, parts in listed), None)
+            yield self._build_conversation(row, row["parent_id"] or row.get("id"), messages)
+            return
         with open_sqlite(path) as database:
             if not database.has_tables("session", "message", "part"):
                 yield SourceError.of(path.name, f"The database has no sessions of {self.title}.")
@@ -64,47 +83,49 @@ class OpenCodeSource(StoredSource):
             rows = list(database.query(_SESSIONS))
             parents = {row["id"]: row.get("parent_id") for row in rows}
             for row in rows:
-                id_ = read_id(row["id"])
                 updated_at = parse_time(row.get("time_updated"))
-                if id_ is None or is_before(updated_at, since):
+                if read_id(row["id"]) is None or is_before(updated_at, since):
                     continue
-                root, parent = row["id"], read_id(row.get("parent_id"))
+                root = row["id"]
                 for _ in parents:
                     root = parents.get(root) or root
-                yield SourceConversation(
-                    id=id_,
-                    messages=self._read_messages(database, row["id"], updated_at),
-                    title=read_title(row.get("title")),
-                    origin=ConversationOrigin(
-                        client=self.name,
-                        session=read_id(root),
-                        project=read_title(row.get("directory")) or None,
-                        agent=id_ if parent else None,
-                        parent_agent=parent,
-                        purpose="subagent" if parent else None,
-                    ),
-                    created_at=parse_time(row.get("time_created")),
-                )
+                messages = self._read_messages(_query_messages(database, row["id"]), updated_at)
+                yield self._build_conversation(row, root, messages)
+
+    def _build_conversation(
+        self, row: dict[str, Any], root: object, messages: Iterator[SourceMessage | SourceError]
+    ) -> SourceConversation:
+        id_, parent = read_id(row.get("id")) or "", read_id(row.get("parent_id"))
+        return SourceConversation(
+            id=id_,
+            messages=messages,
+            title=read_title(row.get("title")),
+            origin=ConversationOrigin(
+                client=self.name,
+                session=read_id(root),
+                project=read_title(row.get("directory")) or None,
+                agent=id_ if parent else None,
+                parent_agent=parent,
+                purpose="subagent" if parent else None,
+            ),
+            created_at=parse_time(row.get("time_created")),
+        )
 
     def _read_messages(
-        self, database: SqliteReader, session: object, updated_at: int | None
+        self, listed: Iterable[tuple[object, object, list[dict[str, Any]]]], updated_at: int | None
     ) -> Iterator[SourceMessage | SourceError]:
+        """The messages of a session, from their ids, fields and parts."""
         links, requested = MessageLinks(), dict[str, Any]()
         """`requested` is the compaction part of the last user message."""
-        for row in database.query(_MESSAGES, (session,)):
-            id_, data = read_id(row["id"]), _parse_object(row["data"])
-            if id_ is None or data is None:
-                yield SourceError.of(row["id"], "The message is no JSON object.")
+        for raw_id, data, parts in listed:
+            id_ = read_id(raw_id)
+            if id_ is None or not is_object(data):
+                yield SourceError.of(raw_id, "The message is no JSON object.")
                 continue
             times, is_reply = get_object(data, "time"), data.get("role") == "assistant"
             is_finished = not is_reply or "completed" in times or "error" in data
             if not is_finished and time.time() - (updated_at or 0) / 1_000_000 < ABANDONED_SECONDS:
                 return
-            parts = [
-                part
-                for each in database.query(_PARTS, (row["id"],))
-                if (part := _parse_object(each["data"])) is not None
-            ]
             dropped: list[str] = []
             messages = list(self._build_messages(id_, parts, dropped, is_reply=is_reply))
             if messages and (fields := retain_fields(data, _MESSAGE_FIELDS, self.name)):
@@ -114,7 +135,7 @@ class OpenCodeSource(StoredSource):
                 compaction = SourceCompaction(
                     summary=messages[0].text,
                     trigger="manual" if requested.get("auto") is False else "threshold",
-                    preserved=links.list_ends(str(requested.get("tail_start_id"))),
+                    preserved=links.list_messages(str(requested.get("tail_start_id"))),
                 )
                 messages = messages[:1]
             requested = next((part for part in parts if part.get("type") == "compaction"), dict[str, Any]())
@@ -180,6 +201,19 @@ class OpenCodeSource(StoredSource):
         if parts:
             yield Message(role="assistant" if is_reply else "user", parts=tuple(parts))
         yield from (Message(role="tool", parts=(result,)) for result in results)
+
+
+def _is_export(path: Path) -> bool:
+    """Whether a file begins like an exported session."""
+    with suppress(OSError), path.open("rb") as stream:
+        return b'"info"' in stream.read(_HEAD_BYTES)
+    return False
+
+
+def _query_messages(database: SqliteReader, session: object) -> Iterator[tuple[object, object, list[dict[str, Any]]]]:
+    for row in database.query(_MESSAGES, (session,)):
+        parts = (_parse_object(each["data"]) for each in database.query(_PARTS, (row["id"],)))
+        yield row["id"], _parse_object(row["data"]), [part for part in parts if part is not None]
 
 
 def _parse_object(text: object) -> dict[str, Any] | None:

@@ -1,16 +1,18 @@
-"""Reads the sessions of pi: JSON Lines, in which `parentId` links the entries to a tree.
+"""Reads the sessions of pi, and of its fork Oh My Pi: JSON Lines, in which `parentId` links the entries to a tree.
 
-A compaction names the first entry that remains in the context (`firstKeptEntryId`).
+In the first version of the format, each entry follows the one before it. A compaction names the first entry that
+remains in the context by its id, or by its number among the entries of the file.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from quire.importers.base import SourceCompaction, SourceConversation, SourceError, SourceMessage, StoredSource
 from quire.importers.message_trees import MessageLinks
 from quire.importers.places import find_home
-from quire.importers.readers import read_json_lines
+from quire.importers.readers import JsonLine, read_json_lines
 from quire.importers.source_fields import (
     add_usage,
     make_url_part,
@@ -27,10 +29,11 @@ from quire.model.json_values import dump_json, filter_objects, get_object, get_t
 from quire.model.messages import ToolResultContent
 from quire.wire.media import build_data_url
 
-_STATE_TYPES = frozenset({"session", "model_change", "thinking_level_change", "label", "session_info"})
+_STATE_TYPES = frozenset({"session", "model_change", "thinking_level_change", "label", "session_info", "title"})
 _MESSAGE_FIELDS = frozenset(
-    {"role", "content", "timestamp", "model", "usage", "toolCallId", "toolName", "isError", "api", "provider"}
-)
+    {"role", "content", "timestamp", "model", "usage", "toolCallId", "toolName", "isError", "api", "provider",
+     "command", "output"}
+)  # fmt: skip
 
 
 class PiSource(StoredSource):
@@ -38,31 +41,40 @@ class PiSource(StoredSource):
     title = "pi"
     patterns = ("*/*.jsonl", "*.jsonl")
     not_stored = ("sub-agents",)
+    reads = 2
 
     def list_places(self, env: Mapping[str, str]) -> Iterable[Path]:
         yield Path(env.get("PI_CODING_AGENT_DIR") or find_home(env) / ".pi" / "agent") / "sessions"
+        yield find_home(env) / ".omp" / "agent" / "sessions"
 
     def read_file(self, path: Path, since: int | None) -> Iterator[SourceConversation | SourceError]:
-        first = next(read_json_lines(path), None)
-        if first is None or isinstance(first, SourceError) or first.value.get("type") != "session":
+        # Oh My Pi writes the title before the session.
+        heads = [line.value for line in islice(read_json_lines(path), 2) if isinstance(line, JsonLine)]
+        session = next((head for head in heads if head.get("type") == "session"), None)
+        if session is None:
             yield SourceError.of(path.name, "The file does not begin with a session of pi.")
             return
-        id_ = read_id(first.value.get("id")) or path.stem
+        id_ = read_id(session.get("id")) or path.stem
         yield SourceConversation(
             id=id_,
             messages=self._read_messages(path),
-            origin=ConversationOrigin(client=self.name, session=id_, project=get_text(first.value, "cwd")),
-            created_at=parse_time(first.value.get("timestamp")),
+            title=next((title for head in heads if (title := read_title(head.get("title")))), ""),
+            origin=ConversationOrigin(client=self.name, session=id_, project=get_text(session, "cwd")),
+            created_at=parse_time(session.get("timestamp")),
         )
 
     def _read_messages(self, path: Path) -> Iterator[SourceMessage | SourceError]:
-        links = MessageLinks()
+        links, entries = MessageLinks(), list[str]()
         for line in read_json_lines(path):
             if isinstance(line, SourceError):
                 yield line
                 continue
             value = line.value
             id_ = read_id(value.get("id")) or f"line:{line.number}"
+            if entries and entries[-1] == id_:
+                # A line with two entries.
+                id_ += ":b"
+            entries.append(id_)
             after = read_id(value.get("parentId")) if "parentId" in value else links.last
             message, raw, dropped = None, get_object(value, "message"), tuple[str, ...]()
             compaction: SourceCompaction | None = None
@@ -71,9 +83,11 @@ class PiSource(StoredSource):
                     message = self._build_message(raw)
                 case "compaction" if summary := get_text(value, "summary"):
                     message = Message.user(summary)
-                    first = get_text(value, "firstKeptEntryId")
+                    # Without a number, the one of this compaction: nothing is kept.
+                    index = value.get("firstKeptEntryIndex", len(entries) - 1)
+                    first = get_text(value, "firstKeptEntryId") or entries[min(read_count(index), len(entries) - 1)]
                     tokens_before = read_count(value.get("tokensBefore"))
-                    preserved = links.list_ends(first) if first else ()
+                    preserved = links.list_messages(first)
                     compaction = SourceCompaction(summary, tokens_before=tokens_before, preserved=preserved)
                 case "branch_summary" if summary := get_text(value, "summary"):
                     message = Message.user(summary)
@@ -102,7 +116,7 @@ class PiSource(StoredSource):
             )
 
     def _build_message(self, raw: dict[str, Any]) -> Message | None:
-        content = raw.get("content")
+        content = raw.get("content") if raw.get("role") != "bashExecution" else _describe_command(raw)
         parts: list[Part] = [TextPart(text=content)] if isinstance(content, str) else []
         contents: list[ToolResultContent] = []
         """The texts and images, which are all that a result may hold."""
@@ -132,3 +146,16 @@ class PiSource(StoredSource):
             return Message(role="tool", parts=(result,), provider_fields=fields)
         role = "assistant" if raw.get("role") == "assistant" else "user"
         return Message(role=role, parts=tuple(parts), provider_fields=fields) if parts else None
+
+
+def _describe_command(raw: dict[str, Any]) -> str:
+    """A command that the user ran, in the words in which pi tells the model of it."""
+    output = get_text(raw, "output")
+    pieces = [f"Ran `{get_text(raw, 'command')}`\n" + (f"```\n{output}\n```" if output else "(no output)")]
+    if raw.get("cancelled") is True:
+        pieces.append("(command cancelled)")
+    elif raw.get("exitCode"):
+        pieces.append(f"Command exited with code {raw['exitCode']}")
+    if raw.get("truncated") is True and (path := get_text(raw, "fullOutputPath")):
+        pieces.append(f"[Output truncated. Full output: {path}]")
+    return "\n\n".join(pieces)
