@@ -1,8 +1,10 @@
 """Output: the bar fits any width, pipes and narrow terminals are readable, no text controls a terminal."""
 
+import asyncio
 import io
 import json
 import re
+from pathlib import Path
 
 import pytest
 from cli_fixtures import CliHome, invoke_cli, run_json
@@ -11,9 +13,10 @@ from hypothesis import strategies as st
 
 from quire.cli.context_window import SLOT_STYLES, ContextSection, allocate_cells, format_threshold_marker, render_window
 from quire.cli.output import ProgressBar, make_console, pluralize, print_document, sanitize, show_progress, to_one_line
-from quire.model import Manifest, Policy, SlotUsage
+from quire.model import Manifest, Message, Policy, SlotUsage
 from quire.model.policy import SLOTS
 from quire.schemas.records import NamedConversationSchema
+from quire.store import SqlStore
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -136,6 +139,27 @@ def test_text_from_the_log_cannot_steer_the_terminal(home: CliHome):
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", output), words
     assert "[bold]no markup[/bold] :smile:" in invoke_cli("conversation", "show").stdout
     assert run_json("conversation", "list")["conversations"][0]["title"] == HOSTILE_TEXT
+
+
+@pytest.mark.parametrize("format", ["markdown", "json"])
+def test_a_transcript_cannot_steer_the_terminal_or_a_viewer(home: CliHome, tmp_path: Path, format: str):
+    async def write() -> None:
+        async with SqlStore.open(home.url) as store:
+            await store.create_conversation("hostile", title=HOSTILE_TEXT)
+            await store.append("hostile", Message.user(f"{HOSTILE_TEXT}\r\nSecond line."))
+
+    asyncio.run(write())
+    control = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+    file = tmp_path / f"transcript.{format}"
+    assert invoke_cli("export", "hostile", "--format", format, "--output", str(file)).exit_code == 0
+    for text in (invoke_cli("export", "hostile", "--format", format).stdout, file.read_text()):
+        assert not re.search(control, text)
+        assert "\\u202eback" in text
+        assert "Second line." in text
+    if format == "json":
+        assert json.loads(file.read_text())["messages"][0]["text"].startswith(HOSTILE_TEXT)
+    # The export for `quire import` has every byte.
+    assert "\u202eback" in invoke_cli("export", "hostile").stdout
 
 
 def test_json_has_no_control_characters_and_reads_back_the_same(capsys: pytest.CaptureFixture[str]):

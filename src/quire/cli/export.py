@@ -19,6 +19,7 @@ from quire.cli.common import (
 )
 from quire.cli.output import Result, pluralize, print_document, print_note, print_result, show_progress
 from quire.errors import InvalidRequest
+from quire.rows.control_characters import escape_control_characters
 
 if TYPE_CHECKING:
     from quire.engine.shared_transcript import SharedTranscript
@@ -66,7 +67,8 @@ async def command(
                 print_document(ExportedLinesSchema(conversation=conversation_id, lines=parsed))
                 return
             async for line in lines:
-                sys.stdout.write(f"{line}\n")
+                # A file or a pipe gets every byte; what a terminal gets is the same JSON.
+                sys.stdout.write(f"{escape_control_characters(line) if sys.stdout.isatty() else line}\n")
         else:
             transcript = await _open_transcript(store, conversation_id, branch, "json" if as_json else format)
             async for piece in transcript.write():

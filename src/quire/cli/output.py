@@ -6,7 +6,6 @@ Rich is imported only when something is drawn.
 
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -14,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any
+
+from quire.rows.control_characters import CONTROL_CHARACTERS, escape_control_characters
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -36,9 +37,6 @@ NO_CONVERSATION = (
     "There is no conversation yet. `quire run claude` records one, `quire import` reads those that agents have stored, "
     "and `quire chat` starts one."
 )
-
-_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters, which could move the cursor or set colors, and characters that change the text direction."""
 
 
 class Verbatim(str):
@@ -92,7 +90,7 @@ def print_document(document: "JsonModel") -> None:
 
 def format_json(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, indent=2)
-    return _CONTROL_CHARACTERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return escape_control_characters(text)
 
 
 def make_console(stream: IO[str]) -> "Console":
@@ -110,7 +108,7 @@ def print_note(text: str) -> None:
 
 def sanitize(text: str) -> str:
     """Replaces every control character by U+FFFD."""
-    return _CONTROL_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
+    return CONTROL_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 
 def to_one_line(text: str, limit: int = 200) -> str:

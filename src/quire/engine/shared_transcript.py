@@ -24,6 +24,7 @@ from quire.model import (
     ToolCallPart,
     ToolResultPart,
 )
+from quire.rows.control_characters import escape_control_characters
 from quire.store import SqlStore
 from quire.store.export_import import EXPORT_BATCH_SIZE
 from quire.view.secrets import find_secrets, mask_secrets, replace_secrets
@@ -62,7 +63,7 @@ class SharedTranscript:
         head = {"format": "quire-transcript", "masked": True, "conversation": self._record.id, "title": self.title}
         head |= {"tags": tags.split(", ")} if tags else {}
         tag_line = f"Tags: {tags}\n\n" if tags else ""
-        yield (
+        yield escape_control_characters(
             f"# {self.title}\n\n{tag_line}_{_MASK_NOTE}_\n"
             if is_markdown
             else f'{json.dumps(head, ensure_ascii=False)[:-1]}, "messages": [\n'
@@ -107,7 +108,8 @@ class _EntryWriter:
         speaker = " ".join(self.mask(speaker).split())
         if self._format == "markdown":
             return f"\n## #{entry.seq} {speaker}, {at}\n\n{text}\n"
-        return json.dumps({"seq": entry.seq, "speaker": speaker, "at": at, "text": text}, ensure_ascii=False)
+        piece = {"seq": entry.seq, "speaker": speaker, "at": at, "text": text}
+        return escape_control_characters(json.dumps(piece, ensure_ascii=False))
 
     def _write_part(self, part: Part) -> str:
         match part:
@@ -128,7 +130,9 @@ class _EntryWriter:
     def mask(self, text: str) -> str:
         secrets = find_secrets(text)
         self.masked_count += len(secrets)
-        return replace_secrets(text, secrets)
+        masked = replace_secrets(text, secrets)
+        # JSON is escaped as a whole.
+        return escape_control_characters(masked.replace("\r\n", "\n")) if self._format == "markdown" else masked
 
 
 def _fence(text: str) -> str:
