@@ -1,19 +1,23 @@
 """Sessions of the real agents, in part through the gateway and in part without it, whose transcripts are imported."""
 
+import asyncio
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 from gateway_fixtures import GatewayHarness, run_gateway
 from gateway_records import get_address
 from test_claude_code import ECHO
-from test_claude_through_gateway import call_once_a_turn, make_upstreams
+from test_claude_through_gateway import call_once_a_turn, is_compaction, make_upstreams
 
 from importers.transcript_files import import_path, read_texts
 from infra.real_agents import Claude, Codex
-from infra.scripted_provider import ScriptedCall, ScriptedProvider
+from infra.scripted_provider import ProviderRequest, ScriptedCall, ScriptedProvider, ScriptedReply
+from quire.importers.base import HOLD_BACK_SECONDS
 from quire.store import SqlStore
 
 pytestmark = pytest.mark.slow
@@ -125,3 +129,56 @@ async def test_codex_goes_on_through_the_gateway_after_an_import(
         await recorded.run("Back.", resume=session)
         assert await read_branches(harness) == [["Alone.", *TURN, "Back.", *TURN]]
         assert await import_all(store, "codex", recorded.home) == (0, 0)
+
+
+async def test_a_session_is_one_conversation_while_a_server_imports_its_transcript(
+    store: SqlStore, provider: ScriptedProvider, make_claude: Callable[..., Claude]
+):
+    """The first reply takes longer than a transcript has to be quiet, and the agent compacts three times."""
+    answer, is_first, summaries = call_once_a_turn(ECHO), [True], count(1)
+
+    def choose(request: ProviderRequest) -> ScriptedReply:
+        if is_compaction(request):
+            return ScriptedReply(f"<summary>Part {next(summaries)}: they greeted, and echo printed ahoy.</summary>")
+        if is_first and ECHO.name in request.tool_names:
+            is_first.clear()
+            time.sleep(HOLD_BACK_SECONDS + 2)
+        return answer(request)
+
+    provider.script = choose
+    upstreams = make_upstreams(provider.openai_url, "messages")
+    async with run_gateway(store, provider.openai_url, upstreams=upstreams, context_limit=200_000) as harness:
+        address = get_address(harness)
+        claude = make_claude(address["base_url"], key=address["key"])
+        folder = claude.home / ".claude"
+        alone = replace(claude, base_url=provider.url)
+        await alone.run("Alone.")
+        await import_all(store, "claude-code", folder)
+        own = len(provider.requests)
+
+        async def watch() -> None:
+            while True:
+                await import_path(store, "claude-code", folder)
+                await asyncio.sleep(0.5)
+
+        watching = asyncio.create_task(watch())
+        await claude.run("Greet.")
+        for prompt in ("/compact", "Back.", "/compact", "Again.", "/compact", "The end."):
+            await claude.run(prompt, "--continue")
+        watching.cancel()
+        await asyncio.wait([watching])
+        await harness.server_state.wait_for_background()
+        assert (await import_all(store, "claude-code", folder))[1] == 0
+        records = [each for each in await store.list_conversations() if each.is_main]
+        assert len(records) == 2
+        [recorded] = [each for each in records if not each.id.startswith("claude-code-")]
+        used = await store.usage.read_conversation(recorded.id)
+        compactions = {
+            (entry.branch, entry.seq)
+            for branch in await store.list_branches(recorded.id)
+            for entry in await store.read_range(recorded.id, branch=branch.number)
+            if entry.kind == "compaction"
+        }
+    calls = [each for each in provider.requests[own:] if not each.is_count and ECHO.name in each.tool_names]
+    assert len(compactions) == 3
+    assert used.requests == len(calls)
