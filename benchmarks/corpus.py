@@ -1,11 +1,12 @@
 """Imports stored sessions of coding agents, and compares what Quire then holds with what their files hold.
 
-The folder, an argument or QUIRE_CORPUS, has sessions beside an `index.jsonl` that names the file and the program of
-each. The readers `corpus_claude_code.py` and so on read the files without Quire.
+The folder, an argument or QUIRE_CORPUS, has sessions or an archive of them beside an `index.jsonl` that names the file
+and the program of each. The readers `corpus_claude_code.py` and so on read the files without Quire.
 
     just corpus FOLDER                      all sessions, as a table
     just corpus FOLDER --only codex         those of one program, or with a text in their name
     just corpus FOLDER --details            each difference
+    just corpus --fetch FOLDER              gets the sessions from their public repositories, and masks them
 """
 
 import argparse
@@ -27,6 +28,7 @@ from corpus_claude_code import read_claude_code
 from corpus_codex import read_codex
 from corpus_compare import STRUCTURE, Difference, compare
 from corpus_facts import Facts, Request, Tokens, read_lines
+from corpus_files import StoredFile, fetch, find_beside, list_files, unpack
 from corpus_gemini_cli import read_gemini_cli
 from corpus_opencode import read_opencode
 from corpus_pi import read_pi
@@ -63,24 +65,13 @@ class Session:
     stored_tokens: Tokens = field(default_factory=Tokens)
 
 
-def find_files(folder: Path) -> list[tuple[Path, str]]:
-    """The sessions that the indexes below a folder name and that are beside them, each with its program."""
-    found: dict[str, tuple[Path, str]] = {}
-    for index in sorted(folder.rglob("index.jsonl")):
-        for line in read_lines(index):
-            path = index.with_name(line["file"])
-            if path.is_file() and line["program"] in PROGRAMS:
-                found.setdefault(line["file"], (path, line["program"]))
-    return sorted(found.values(), key=lambda each: (PROGRAMS.index(each[1]), str(each[0])))
-
-
-def select_tenth(files: Sequence[tuple[Path, str]]) -> list[tuple[Path, str]]:
+def select_tenth(files: Sequence[StoredFile]) -> list[StoredFile]:
     """Every tenth session of each program, at least one."""
-    numbers, selected = Counter[str](), list[tuple[Path, str]]()
-    for path, program in files:
-        if numbers[program] % 10 == 0:
-            selected.append((path, program))
-        numbers[program] += 1
+    numbers, selected = Counter[str](), list[StoredFile]()
+    for each in files:
+        if numbers[each.program] % 10 == 0:
+            selected.append(each)
+        numbers[each.program] += 1
     return selected
 
 
@@ -257,8 +248,8 @@ def make_document(sessions: Sequence[Session]) -> dict[str, Any]:
 
 
 def find_new(sessions: Sequence[Session], stored: dict[str, Any]) -> list[str]:
-    """Sessions with a class of difference that they do not have in the stored result."""
-    known = stored.get("after", {}).get("differing", {})
+    """Sessions with a class of difference that they do not have in the stored result, in which each is explained."""
+    known = stored.get("after", stored.get("before", {})).get("differing", {})
     return [
         f"{each.name}: {', '.join(sorted(new))}"
         for each in sessions
@@ -266,30 +257,41 @@ def find_new(sessions: Sequence[Session], stored: dict[str, Any]) -> list[str]:
     ]
 
 
-def main() -> None:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path, default=os.environ.get("QUIRE_CORPUS"))
+    parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--only", metavar="TEXT", help="Sessions of this program, or whose file's name has this text.")
     parser.add_argument("--tenth", action="store_true", help="Every tenth session of each program.")
     parser.add_argument("--details", action="store_true", help="Print each difference.")
-    parser.add_argument(
-        "--store", choices=("before", "after"), help=f"Store the result as this part of {RESULTS.name}."
-    )
+    parser.add_argument("--store", choices=("before", "after"), help=f"Store this part of {RESULTS.name}.")
     parser.add_argument("--check", action="store_true", help="Fail if a session differs in a way that is not stored.")
-    options = parser.parse_args()
-    if options.folder is None:
-        parser.error("name a folder with stored sessions, or set QUIRE_CORPUS")
-    files = find_files(Path(options.folder))
+    parser.add_argument("--fetch", type=Path, metavar="FOLDER", help="Get the sessions of the index, and stop.")
+    parser.add_argument("--remote", default="https://github.com", help="Where to fetch repositories from.")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse_options()
+    if options.fetch is not None:
+        equal, others = fetch(options.fetch, options.remote)
+        print("\n".join([f"{equal} sessions have the digest of the index.", *others]))
+        return
+    folder = options.folder or os.environ.get("QUIRE_CORPUS")
+    files = list_files([Path(folder)] if folder else find_beside(), PROGRAMS)
     if options.only:
-        files = [each for each in files if options.only == each[1] or options.only in each[0].name]
+        files = [each for each in files if options.only == each.program or options.only in each.name]
     files = select_tenth(files) if options.tenth else files
-    with tempfile.TemporaryDirectory(prefix="quire-corpus-") as home:
-        sessions = asyncio.run(compare_sessions(files, Path(home)))
-    if options.details:
-        for session in sessions:
-            for each in session.differences:
-                print(f"{session.name}: {each.kind} ({each.number}): {each.detail}")
-        print()
+    if not files:
+        print("The comparison with stored sessions is left out: QUIRE_CORPUS is not set to a folder that has some.")
+        return
+    with tempfile.TemporaryDirectory(prefix="quire-corpus-") as scratch:
+        paths = unpack(files, Path(scratch))
+        home = Path(scratch) / "home"
+        home.mkdir()
+        sessions = asyncio.run(compare_sessions([(paths[each.name], each.program) for each in files], home))
+    for session in sessions if options.details else ():
+        for each in session.differences:
+            print(f"{session.name}: {each.kind} ({each.number}): {each.detail}")
     print_table(sessions)
     print_totals(sum_up(sessions))
     same, structure = count_same(sessions)

@@ -1,10 +1,20 @@
 """The readers of stored sessions that share nothing with the importers, and the comparison with what is stored."""
 
+import contextlib
 import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -13,6 +23,7 @@ from corpus_claude_code import read_claude_code  # noqa: E402
 from corpus_codex import read_codex  # noqa: E402
 from corpus_compare import compare  # noqa: E402
 from corpus_facts import Facts, Tokens, digest_texts  # noqa: E402
+from corpus_files import fetch, list_files, unpack  # noqa: E402
 from corpus_pi import read_pi  # noqa: E402
 
 SESSION = "11111111-2222-4333-8444-555555555555"
@@ -239,3 +250,89 @@ def test_each_difference_has_its_class(tmp_path: Path):
     assert compare_with(last=lambda at: at + 5) == {"times"}
     assert compare_with(begins_in_middle=lambda _: True) == {"beginning"}
     assert compare_with(parent=lambda _: "another") == {"parent"}
+
+
+def make_repository(folder: Path, files: dict[str, bytes]) -> dict[str, str]:
+    """A bare repository with these files in a commit. Returns the id of each one's content."""
+
+    def git(*arguments: str, data: bytes | None = None) -> str:
+        command = ["git", "-C", str(folder), "-c", "user.name=n", "-c", "user.email=n@example.org", *arguments]
+        return subprocess.run(command, input=data, capture_output=True, check=True).stdout.decode().strip()
+
+    folder.mkdir(parents=True)
+    git("init", "--quiet", "--bare")
+    blobs = {name: git("hash-object", "-w", "--stdin", data=data) for name, data in files.items()}
+    tree = git("mktree", data="".join(f"100644 blob {blob}\t{name}\n" for name, blob in blobs.items()).encode())
+    git("update-ref", "refs/heads/main", git("commit-tree", tree, "-m", "sessions"))
+    return blobs
+
+
+@pytest.fixture
+def git_server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """Address and folder of a Git server that sends what is below the folder."""
+    root = tmp_path / "server"
+    root.mkdir()
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+    command = ["git", "daemon", "--export-all", "--reuseaddr", f"--base-path={root}", f"--port={port}"]
+    process = subprocess.Popen(
+        [*command, "--listen=127.0.0.1", str(root)], stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        wait_until_listening(port)
+        yield f"git://127.0.0.1:{port}", root
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.communicate()
+
+
+def wait_until_listening(port: int) -> None:
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the Git server does not listen")
+
+
+def test_sessions_are_fetched_by_the_ids_of_their_content_and_masked(tmp_path: Path, git_server: tuple[str, Path]):
+    address, root = git_server
+    token = "npm_" + "a1B2" * 9
+    said = f"ask jo.doe@mail.test or noreply@mail.test with {token} at https://jo:s3cret@host.test/x".encode()
+    blobs = make_repository(root / "owner" / "sessions.git", {"one.jsonl": said, "two.jsonl": b"plain"})
+    masked = b"ask person-%b@example.org or noreply@mail.test with MASKED-%b at MASKED-%b/x" % tuple(
+        sha256(text).hexdigest()[:length].encode()
+        for text, length in ((b"jo.doe@mail.test", 6), (token.encode(), 10), (b"https://jo:s3cret@host.test", 10))
+    )
+    entry = {"set": "some", "program": "codex", "repo": "owner/sessions"}
+    index = write_lines(
+        tmp_path / "index.jsonl",
+        [
+            entry | {"file": "a.jsonl", "blob": blobs["one.jsonl"], "sha256": sha256(masked).hexdigest()},
+            entry | {"file": "b.jsonl", "blob": blobs["two.jsonl"], "sha256": "another"},
+            entry | {"file": "c.jsonl", "blob": "0" * 39 + "1", "sha256": "gone"},
+        ],
+    )
+    equal, others = fetch(tmp_path / "fetched", address, index)
+    assert equal == 1
+    assert others == [
+        "b.jsonl: another digest after it was masked",
+        "c.jsonl: not found in owner/sessions",
+    ]
+    assert (tmp_path / "fetched" / "some" / "a.jsonl").read_bytes() == masked
+    assert [each.name for each in list_files([tmp_path / "fetched"], ["codex"])] == ["a.jsonl", "b.jsonl"]
+
+
+@pytest.mark.skipif(shutil.which("zstd") is None, reason="zstd packs the archive")
+def test_sessions_of_an_archive_are_unpacked(tmp_path: Path):
+    folder = tmp_path / "archived"
+    folder.mkdir()
+    (folder / "full").mkdir()
+    for name in ("0-a.jsonl", "1-b.jsonl"):
+        (folder / "full" / name).write_text(name)
+    subprocess.run("tar c full | zstd -q -o sessions.tar.zst", shell=True, cwd=folder, check=True)
+    write_lines(folder / "index.jsonl", [{"file": name, "program": "pi"} for name in ("0-a.jsonl", "1-b.jsonl")])
+    files = list_files([folder], ["pi"])
+    assert unpack(files[1:], tmp_path)["1-b.jsonl"].read_text() == "1-b.jsonl"
+    assert not (tmp_path / "0-a.jsonl").exists()
