@@ -130,7 +130,8 @@ def test_a_line_of_too_many_values_is_not_parsed(item: str, tmp_path: Path, monk
     assert isinstance(second, SourceError)
     assert second.item == "lines.jsonl:2"
     assert "1,000 values and keys" in second.reason
-    assert third == JsonLine(3, {"a": 1})
+    assert isinstance(third, JsonLine)
+    assert (third.number, third.value) == (3, {"a": 1})
     assert parse_short.texts == 2
 
 

@@ -14,13 +14,20 @@ from quire.importers import readers
 from quire.importers.base import MAX_ERROR_ITEM_CHARS, MAX_ERROR_REASON_CHARS, FileWatcher, SourceError, SourceMessage
 from quire.importers.llm_logs import LlmSource
 from quire.importers.message_trees import order_tree
-from quire.importers.readers import JsonLine, parse_json_lines, read_json_lines
+from quire.importers.readers import JsonLine, parse_json, parse_json_lines, read_json_lines
 from quire.importers.source_fields import parse_time
 from quire.model import Message
 
 
 def parse(data: bytes) -> list[JsonLine | SourceError]:
-    return list(parse_json_lines(BytesIO(data), name="f"))
+    """The lines without their places in the file, each of which holds its line."""
+    lines: list[JsonLine | SourceError] = []
+    for line in parse_json_lines(BytesIO(data), name="f"):
+        if isinstance(line, JsonLine):
+            assert parse_json(data[line.start : line.end]) == line.value
+            line = line._replace(start=0, end=0)
+        lines.append(line)
+    return lines
 
 
 def test_each_line_that_fails_is_an_error_and_the_others_are_read():
@@ -40,6 +47,13 @@ def test_a_longer_line_is_skipped_without_being_loaded(monkeypatch: pytest.Monke
     assert isinstance(error, SourceError)
     assert "more than 20 bytes" in error.reason
     assert line == JsonLine(2, {"b": 1})
+
+
+def test_objects_that_were_written_on_one_line_are_read():
+    line = '{"a":"é}{"}{"b":{"c":[]}}\n'.encode()
+    assert parse(line + b'{"e":2}{"f":') == [JsonLine(1, {"a": "é}{"}), JsonLine(1, {"b": {"c": []}})]
+    [error] = parse(b'{"a":1}{"b":nothing}\n')
+    assert isinstance(error, SourceError)
 
 
 def test_deep_nesting_is_an_error():

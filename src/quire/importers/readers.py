@@ -96,12 +96,16 @@ def parse_json(data: bytes) -> Any:
 class JsonLine(NamedTuple):
     number: int
     value: dict[str, Any]
+    start: int = 0
+    end: int = 0
+    """Where it begins and ends in the file, in bytes."""
 
 
 def read_json_lines(
     path: Path, *, is_skipped: Callable[[bytes], bool] | None = None
 ) -> Iterator[JsonLine | SourceError]:
-    """The objects of a file, one per line, with their line numbers from 1.
+    """The objects of a file, one per line, with their line numbers from 1. Two that a program wrote at once may be on
+    one line.
 
     A last line without a line break that is not complete JSON is skipped: the program is still writing it.
     `is_skipped` decides by its bytes whether a line is skipped without being parsed.
@@ -113,13 +117,15 @@ def read_json_lines(
 def parse_json_lines(
     stream: IO[bytes], *, name: str, is_skipped: Callable[[bytes], bool] | None = None
 ) -> Iterator[JsonLine | SourceError]:
-    number = 0
+    number = end = 0
     while line := stream.readline(MAX_LINE_BYTES + 1):
-        number += 1
+        number, start, end = number + 1, end, end + len(line)
         is_complete = line.endswith(b"\n")
         if len(line) > MAX_LINE_BYTES and not is_complete:
-            while (piece := stream.readline(_SKIP_BYTES)) and not piece.endswith(b"\n"):
-                pass
+            while piece := stream.readline(_SKIP_BYTES):
+                end += len(piece)
+                if piece.endswith(b"\n"):
+                    break
             yield SourceError.of(f"{name}:{number}", f"The line has more than {MAX_LINE_BYTES:,} bytes.")
             continue
         if line.isspace() or (is_skipped is not None and is_skipped(line)):
@@ -130,23 +136,25 @@ def parse_json_lines(
             if is_complete:
                 yield SourceError.of(f"{name}:{number}", f"The line is not JSON: {error}.")
             continue
-        for value in values:
+        for first, last, value in values:
             if isinstance(value, dict):
-                yield JsonLine(number, value)
+                yield JsonLine(number, value, start + first, start + last)
             else:
                 yield SourceError.of(f"{name}:{number}", "The line is not a JSON object.")
 
 
-def _parse_line(line: bytes) -> list[Any]:
-    """The value of a line, or both of two: a program that was interrupted did not end its last line."""
+def _parse_line(line: bytes) -> list[tuple[int, int, Any]]:
+    """The value of a line, or both of two, and where each begins and ends: a program that was interrupted did not end
+    its last line."""
     try:
-        return [parse_json(line)]
+        return [(0, len(line), parse_json(line))]
     except ValueError as error:
         if not str(error).startswith("trailing characters"):
             raise
     text = line.decode()
-    _, end = json.JSONDecoder().raw_decode(text)
-    return [parse_json(text[:end].encode()), parse_json(text[end:].encode())]
+    _, chars = json.JSONDecoder().raw_decode(text)
+    middle = len(text[:chars].encode())
+    return [(0, middle, parse_json(line[:middle])), (middle, len(line), parse_json(line[middle:]))]
 
 
 class JsonValue(NamedTuple):
