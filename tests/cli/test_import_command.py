@@ -50,6 +50,24 @@ def test_what_a_program_does_not_store_is_said(home: CliHome):
     assert outcome.stderr == "Aider does not store: sub-agents, tool calls, tool results, times.\n"
 
 
+def test_a_reply_that_is_still_being_written_is_told(home: CliHome):
+    path = home.path / "s.jsonl"
+    reply = {"role": "assistant", "id": "msg", "content": [{"type": "text", "text": "So f"}], "stop_reason": None}
+    prompt = {"role": "user", "content": "One."}
+    lines = [("a", None, "user", prompt), ("b", "a", "assistant", reply)]
+    path.write_text(
+        "".join(
+            json.dumps({"uuid": uuid, "parentUuid": parent, "type": kind, "message": message}) + "\n"
+            for uuid, parent, kind, message in lines
+        )
+    )
+    outcome = invoke_cli("import", "claude-code", str(path))
+    assert outcome.stdout == (
+        "1 reply is still being written; the next import reads what is complete.\n"
+        "Imported 0 new messages in 0 conversations from 1 file.\n"
+    )
+
+
 def test_items_that_cannot_be_read_are_printed(home: CliHome):
     path = home.path / "rollout-x.jsonl"
     path.write_text("not json\n")

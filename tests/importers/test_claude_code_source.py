@@ -7,7 +7,8 @@ import pytest
 
 from importers.transcript_files import FOLDERS, copy_transcripts, edit_lines, read_conversation, read_lines, write_lines
 from quire.importers.base import SourceConversation, SourceError, SourceMessage
-from quire.importers.claude_code import MAX_WAITING_LINES, ClaudeCodeSource
+from quire.importers.claude_code import MAX_STEP_MESSAGES, ClaudeCodeSource
+from quire.wire.agent_boilerplate import remove_boilerplate
 
 SOURCE = ClaudeCodeSource()
 FILES = list(SOURCE.find_files(FOLDERS["claude-code"]))
@@ -114,6 +115,8 @@ def test_what_is_not_carried_is_named():
         ([{"type": "custom-title", "customTitle": "Mine"}, {"type": "ai-title", "aiTitle": "A"}], "Mine"),
         ([{"type": "ai-title", "aiTitle": "Old"}, {"type": "ai-title", "aiTitle": "New"}], "New"),
         ([{"type": "ai-title", "aiTitle": 7}], ""),
+        ([{"type": "summary", "summary": "Of this one", "leafUuid": "a"}], "Of this one"),
+        ([{"type": "summary", "summary": "Of another session", "leafUuid": "z"}], ""),
     ],
 )
 def test_the_title_is_the_users_then_the_models(tmp_path: Path, lines: list[dict[str, Any]], title: str):
@@ -121,7 +124,7 @@ def test_the_title_is_the_users_then_the_models(tmp_path: Path, lines: list[dict
     assert read_conversation("claude-code", path)[0].title == title
 
 
-def test_a_rewind_begins_a_branch(tmp_path: Path):
+def test_a_rewind_begins_a_branch_and_what_goes_on_is_read_first(tmp_path: Path):
     path = write_lines(
         tmp_path / "s.jsonl",
         [
@@ -131,7 +134,7 @@ def test_a_rewind_begins_a_branch(tmp_path: Path):
             make_line("user", "d", "b", "Two, another way."),
         ],
     )
-    assert outline(read_messages(path)) == [("a", None), ("b", "a"), ("c", "b"), ("d", "b")]
+    assert outline(read_messages(path)) == [("a", None), ("b", "a"), ("d", "b"), ("c", "b")]
 
 
 def test_results_between_the_lines_of_a_reply_follow_it_in_order(tmp_path: Path):
@@ -158,14 +161,15 @@ def test_results_between_the_lines_of_a_reply_follow_it_in_order(tmp_path: Path)
     assert [call.id for call in messages[1].message.tool_calls] == ["1", "2"]
 
 
-def test_lines_that_wait_for_a_reply_are_bounded(tmp_path: Path):
+def test_a_line_of_a_reply_far_after_the_others_belongs_to_it(tmp_path: Path):
+    count = MAX_STEP_MESSAGES + 5
     many = [make_line("user", f"r{n}", "b", [{"type": "tool_result", "tool_use_id": "1", "content": "x"}])
-            for n in range(MAX_WAITING_LINES + 5)]  # fmt: skip
+            for n in range(count)]  # fmt: skip
     late = make_line("assistant", "b2", "b", [{"type": "text", "text": "late"}], id="msg")
     first = make_line("assistant", "b", None, [{"type": "tool_use", "id": "1", "name": "Bash", "input": {}}], id="msg")
     messages = read_messages(write_lines(tmp_path / "s.jsonl", [first, *many, late]))
-    assert len(messages) == len(many) + 2
-    assert messages[-1].message.text == "late"
+    assert messages[0].message.text == "late"
+    assert outline(messages[1:]) == [(f"r{n}", f"r{n - 1}" if n else "b") for n in range(count)]
 
 
 def test_side_chains_of_older_versions_are_a_conversation_of_their_own(tmp_path: Path):
@@ -200,7 +204,68 @@ def test_an_incomplete_reply_of_a_growing_file_is_held_back(
     reply = make_line("assistant", "b", "a", [{"type": "text", "text": "So f"}])
     reply["message"]["stop_reason"] = stop_reason
     path = write_lines(tmp_path / "s.jsonl", [make_line("user", "a", None, "One."), reply], age_seconds=age)
-    assert len(read_messages(path)) == count
+    conversation, messages = read_conversation("claude-code", path)
+    assert (len(messages), conversation.unfinished_replies) == (count, 2 - count)
+
+
+def test_a_root_in_the_middle_follows_the_last_message(tmp_path: Path):
+    """As where a plan is carried out with an empty context."""
+    lines = [
+        make_line("user", "a", None, "Plan it."),
+        make_line("assistant", "b", "a", [{"type": "text", "text": "Planned."}]),
+        {"type": "progress", "uuid": "p", "parentUuid": None, "isSidechain": False},
+        make_line("user", "c", "p", "Build it."),
+    ]
+    assert outline(read_messages(write_lines(tmp_path / "s.jsonl", lines))) == [("a", None), ("b", "a"), ("c", "b")]
+
+
+def test_a_prompt_beside_a_commands_output_is_no_branch(tmp_path: Path):
+    command = (
+        "<command-name>/exit</command-name>\n<command-message>exit</command-message>\n<command-args></command-args>"
+    )
+    lines = [
+        make_line("assistant", "a", None, [{"type": "text", "text": "Done."}]),
+        make_line("user", "m", "a", "<local-command-caveat>Caveat.</local-command-caveat>", isMeta=True),
+        make_line("user", "c", "m", command),
+        make_line("user", "b", "m", "Go on."),
+    ]
+    messages = read_messages(write_lines(tmp_path / "s.jsonl", lines))
+    assert outline(messages) == [("a", None), ("m", "a"), ("c", "m"), ("b", "c")]
+    assert [remove_boilerplate(each.message).text for each in messages] == ["Done.", "", "", "Go on."]
+
+
+@pytest.mark.parametrize(
+    "marks", [{"isMeta": True}, {"origin": {"kind": "peer"}}, {"isMeta": True, "sourceToolUseID": "toolu_1"}]
+)
+def test_texts_that_a_line_marks_as_the_programs_are_not_the_users(tmp_path: Path, marks: dict[str, Any]):
+    [message] = read_messages(
+        write_lines(tmp_path / "s.jsonl", [make_line("user", "a", None, "# Simplify\n\nReview all files.", **marks)])
+    )
+    assert message.message.text == "# Simplify\n\nReview all files."
+    assert remove_boilerplate(message.message).parts == ()
+
+
+def test_a_turn_that_the_program_made_up_is_no_reply(tmp_path: Path):
+    error = make_line("assistant", "e", "a", [{"type": "text", "text": "API Error: 529"}], isApiErrorMessage=True)
+    error["message"] |= {"model": "<synthetic>", "usage": {"input_tokens": 0, "output_tokens": 0}}
+    messages = read_messages(write_lines(tmp_path / "s.jsonl", [make_line("user", "a", None, "One."), error]))
+    assert [(each.message.role, each.usage) for each in messages] == [("user", None), ("system", None)]
+
+
+@pytest.mark.parametrize(("stop_reason", "partial"), [(None, True), ("tool_use", None)])
+def test_an_output_that_was_counted_before_its_end_is_a_lower_bound(
+    tmp_path: Path, stop_reason: str | None, partial: bool | None
+):
+    """Older versions write each line of a reply with the counts of the moment."""
+    lines: list[dict[str, Any]] = []
+    for number, output in enumerate([40, 3]):
+        line = make_line("assistant", f"b{number}", None, [{"type": "text", "text": "So"}], id="msg")
+        usage = {"input_tokens": 5, "output_tokens": output}
+        line["message"] |= {"model": "claude-opus-4-6", "stop_reason": stop_reason, "usage": usage}
+        lines.append(line)
+    [reply] = read_messages(write_lines(tmp_path / "s.jsonl", lines))
+    assert reply.usage is not None
+    assert (reply.usage.output_tokens, reply.usage.partial) == (40, partial)
 
 
 def test_lines_that_cannot_be_read_are_errors_and_the_tree_stays_linked(tmp_path: Path):
@@ -222,7 +287,7 @@ def test_lines_that_cannot_be_read_are_errors_and_the_tree_stays_linked(tmp_path
 
 def test_repeated_lines_and_cycles_end(tmp_path: Path):
     lines = [make_line("user", "a", "b", "One."), make_line("user", "b", "a", "Two."), make_line("user", "a", "b", "1")]
-    assert outline(read_messages(write_lines(tmp_path / "s.jsonl", lines))) == [("a", None), ("b", "a")]
+    assert outline(read_messages(write_lines(tmp_path / "s.jsonl", lines))) == [("b", None), ("a", "b")]
 
 
 def test_files_are_found_where_claude_code_stores_them(tmp_path: Path):

@@ -26,31 +26,13 @@ from quire.wire.billed_calls import list_billed_calls
 SHAPES = Path(__file__).parent / "data" / "shapes"
 FACETS = ("messages", "branches", "results", "compactions", "requests", "session", "times")
 
-WRONG: dict[str, tuple[str, str]] = {
-    "claude-code/begins-in-the-middle": ("session", "nothing says that the file begins in the middle"),
-    "claude-code/compact-command-beside-its-summary": ("branches", "the command begins a branch"),
-    "claude-code/compaction-after-a-hook": ("messages branches times", "a hook's line is no link"),
-    "claude-code/line-before-its-parent": ("messages branches times", "a link to a later line begins a tree"),
-    "claude-code/link-to-a-line-never-written": ("messages branches times", "an unknown link begins a tree"),
-    "claude-code/links-between-messages": ("messages branches times", "a progress line is no link"),
-    "claude-code/queued-prompts": ("messages", "a prompt that only the queue has is lost"),
-    "claude-code/turns-that-the-program-made-up": (
-        "messages branches requests times", "a progress line is no link; a turn without a model is a request",
-    ),
-    "claude-code/words-that-are-not-the-users": ("messages times", "what the program wrote is the user's"),
-}  # fmt: skip
-"""What the importers read otherwise: facets and the reason, by program and shape."""
-
 
 def list_cases() -> list[Any]:
-    cases: list[Any] = []
-    for path in sorted(SHAPES.glob("*/*.jsonl")):
-        shape = f"{path.parent.name}/{path.stem}"
-        wrong, reason = WRONG.get(shape, ("", ""))
-        for facet in FACETS:
-            marks = [pytest.mark.xfail(strict=True, reason=reason)] if facet in wrong.split() else []
-            cases.append(pytest.param(path, facet, id=f"{shape}/{facet}", marks=marks))
-    return cases
+    return [
+        pytest.param(path, facet, id=f"{path.parent.name}/{path.stem}/{facet}")
+        for path in sorted(SHAPES.glob("*/*.jsonl"))
+        for facet in FACETS
+    ]
 
 
 class Reading(NamedTuple):

@@ -25,6 +25,11 @@ test("a user's message has its own parts, pictures included, after the blocks", 
   expect(splitUserMessage(message)).toEqual({ blocks: [REMINDER, REMINDER], parts: [image, { type: "text", text: "Why?" }] });
 });
 
+test("a text that a transcript marks as the agent's own is a block", () => {
+  const message: Message = { role: "user", parts: [{ type: "text", text: "# Simplify", provider_fields: { "claude-code": { isMeta: true } } }] };
+  expect(splitUserMessage(message)).toEqual({ blocks: ["# Simplify"], parts: [] });
+});
+
 test("only a long system message is folded, under its first line", () => {
   const message = (text: string, role: Message["role"] = "system"): Message => ({ role, parts: [{ type: "text", text }] });
   const long = `# Environment\n${"A line. ".repeat(40)}`;

@@ -16,6 +16,7 @@ from quire.cli.common import EXIT_FAILED, AsJson, SetOptions, open_store, run_as
 from quire.cli.output import (
     ProgressBar,
     Result,
+    describe_unfinished,
     make_table,
     make_text,
     pluralize,
@@ -233,6 +234,8 @@ def _draw_report(report: "ImportReportSchema") -> "Iterable[RenderableType]":
     if report.live_conversations:
         merged = pluralize(report.live_conversations, "conversation")
         yield make_text(f"Merged {merged} with what the gateway recorded.")
+    if report.unfinished_replies:
+        yield make_text(f"{describe_unfinished(report.unfinished_replies)}; the next import reads what is complete.")
     verb = "Found" if report.dry_run else "Imported"
     known = f"; {report.known_messages:,} known already" if report.known_messages else ""
     yield make_text(

@@ -196,6 +196,11 @@ def pluralize(count: int, noun: str) -> str:
     return f"{count:,} {plural}"
 
 
+def describe_unfinished(count: int) -> str:
+    """That replies at the end of growing transcripts wait until their agents have written them."""
+    return f"{pluralize(count, 'reply')} {'is' if count == 1 else 'are'} still being written"
+
+
 class ProgressBar:
     """Progress bar that appears after `PROGRESS_DELAY_SECONDS`, and never where it is not visible."""
 

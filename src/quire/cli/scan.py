@@ -10,6 +10,7 @@ import typer
 from quire.cli.common import SetOptions, enable_garbage_collection
 from quire.cli.output import (
     Result,
+    describe_unfinished,
     make_console,
     make_table,
     make_text,
@@ -91,7 +92,7 @@ async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = 
             )
         print_note(format_plan(found, changed, database_url.removeprefix("sqlite:///")))
         newest, others = split_newest(changed)
-        total, failed = sum(len(each.files) for each in changed), 0
+        total, failed, unfinished = sum(len(each.files) for each in changed), 0, 0
         errors, reread = list[SourceError](), dict[str, Reread]()
         with show_progress("Reading") as bar:
             for part, before in ((newest, 0), (others, sum(len(each.files) for each in newest))):
@@ -105,6 +106,7 @@ async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = 
                 failed += report.error_count
                 errors += report.errors
                 reread |= report.reread
+                unfinished += report.unfinished_replies
                 is_long = sum(each.size for each in others) > FIRST_BYTES
                 if part is newest and is_long and not is_final_only:
                     bar.close()
@@ -121,6 +123,8 @@ async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = 
             print_note(f"  {error.item}: {error.reason}")
         if failed > MAX_PRINTED_ERRORS:
             print_note(f"  and {failed - MAX_PRINTED_ERRORS:,} more; `quire import SOURCE` lists them.")
+    if unfinished:
+        print_note(f"{describe_unfinished(unfinished)}; the next scan reads what is complete.")
     return ScanReportSchema.from_report(findings)
 
 

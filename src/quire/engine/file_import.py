@@ -22,6 +22,7 @@ from quire.engine.state import EngineState
 from quire.findings.observer import Observation, SessionObserver
 from quire.importers.base import (
     ABANDONED_SECONDS,
+    BEGINNING,
     Source,
     SourceConversation,
     SourceError,
@@ -104,7 +105,8 @@ class ImportedConversation:
         self.reread: list[ImportItem] | None = None
         """All items so far of a conversation that an earlier version of the reader wrote, and that is replaced."""
         self.has_new = self.has_reply = False
-        self.observer = SessionObserver(source)
+        self.observer = SessionObserver(source, has_beginning=BEGINNING not in conversation.dropped)
+        self.unfinished_replies = conversation.unfinished_replies
 
     @property
     def waits_for_reply(self) -> bool:
@@ -132,6 +134,7 @@ class ReadBatch:
     errors: list[SourceError] = field(default_factory=list[SourceError])
     files: int = 0
     messages: int = 0
+    unfinished_replies: int = 0
     size: int = 0
     observations: list[tuple[ImportedConversation, list[Observation]]] = field(
         default_factory=list[tuple[ImportedConversation, list[Observation]]]
@@ -165,6 +168,7 @@ def read_batches(source: Source, files: Sequence[Path], options: ImportOptions) 
             if isinstance(read, SourceError):
                 batch.errors.append(read)
             elif isinstance(read, ImportedConversation):
+                batch.unfinished_replies += read.unfinished_replies
                 if read.waits_for_reply:
                     # The file is looked at again, whatever becomes of it.
                     version = None
@@ -308,6 +312,8 @@ class ImportReport:
     """Messages that were imported before, or recorded by the gateway."""
     live_conversations: int = 0
     """Conversations that were merged with what the gateway recorded of their session."""
+    unfinished_replies: int = 0
+    """Replies that are still being written: a later import brings them."""
     error_count: int = 0
     errors: list[SourceError] = field(default_factory=list[SourceError])
     reread: dict[str, Reread] = field(default_factory=dict[str, Reread])
@@ -402,6 +408,7 @@ class _BatchWriter:
             }
             await self._store.imports.record_files(batch.versions, noticed)
         self._report.files += batch.files
+        self._report.unfinished_replies += batch.unfinished_replies
         for error in batch.errors:
             self._report.add_error(error)
         return is_written

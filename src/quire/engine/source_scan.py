@@ -136,6 +136,7 @@ async def import_sources(
         total.messages += done.messages
         total.known_messages += done.known_messages
         total.live_conversations += done.live_conversations
+        total.unfinished_replies += done.unfinished_replies
         for error in done.errors:
             total.add_error(SourceError.of(f"{each.source.title}: {error.item}", error.reason))
         total.error_count += done.error_count - len(done.errors)

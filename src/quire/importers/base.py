@@ -40,6 +40,10 @@ NotStored = Literal[
 """What a program may leave out of its files, so that no import can carry it over."""
 
 
+BEGINNING = "beginning"
+"""What is dropped of a conversation whose file begins in the middle of it."""
+
+
 class SourceCompaction(NamedTuple):
     """A compaction that the source made: its summary replaces every message before it, except `preserved` ones."""
 
@@ -87,7 +91,10 @@ class SourceConversation(NamedTuple):
     created_at: int | None = None
     """Microseconds since 1970, UTC; without it, the time of the first message."""
     dropped: tuple[str, ...] = ()
-    """Names of what could not be carried over for the whole conversation."""
+    """Names of what could not be carried over for the whole conversation. `BEGINNING` says that its file begins in the
+    middle, so that its first request is not the first of the conversation."""
+    unfinished_replies: int = 0
+    """Replies at the end of a growing file that wait until they are complete."""
 
 
 class SourceError(NamedTuple):

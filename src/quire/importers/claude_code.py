@@ -1,17 +1,23 @@
 """Reads the transcripts of Claude Code: one file per session, and one per sub-agent in the session's folder.
 
-Every content block of a reply is one line. Lines with the same message id become one message. `parentUuid`
-links the lines to a tree, in which a compaction begins at a new root: `logicalParentUuid` names what came before it.
+A file is read twice. The first pass takes the links of its lines: every line with a `uuid` names the line before it in
+`parentUuid`, be it a message, the progress of a hook or a note. From them, `_Chain` finds which message each message
+follows. The second pass reads the lines of each message.
+
+Every content block of a reply is one line. Lines with the same message id become one message. A compaction begins at a
+new root: `logicalParentUuid` names what came before it.
 """
 
+import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from quire.errors import InvalidEntry
 from quire.importers.base import (
+    BEGINNING,
     NotStored,
     SourceCompaction,
     SourceConversation,
@@ -22,37 +28,43 @@ from quire.importers.base import (
     list_files,
 )
 from quire.importers.readers import JsonLine, parse_json, read_json_lines
-from quire.importers.source_fields import parse_time, read_count
+from quire.importers.source_fields import list_values, parse_time, read_count
 from quire.log.types import ConversationOrigin
-from quire.model import Message
 from quire.model.json_values import filter_objects, get_object, get_text, is_object
+from quire.rows.boilerplate import strip_text
+from quire.wire.agent_boilerplate import mark_boilerplate
 from quire.wire.messages.parse import parse_messages, parse_reply
 
-MAX_WAITING_LINES = 1_000
-"""Maximum lines after the first line of a reply that wait for its last one."""
-MAX_TITLE_LINE_BYTES = 4_000
-_HEAD_BYTES = 300
-"""Bytes of a line in which its type is searched."""
+MAX_STEP_MESSAGES = 1_000
+"""Messages after the one that a line follows, among which the end of its branch is searched."""
+MAX_META_BYTES = 4_000
+"""Bytes of a sub-agent's description that are read."""
 
 _SUB_AGENT_FOLDER = "subagents"
 _PROMPT_HISTORY = "history.jsonl"
 _TITLE_FIELDS = {"custom-title": "customTitle", "ai-title": "aiTitle", "summary": "summary"}
 """Lines with a title, by precedence, and the field that holds it."""
-_TITLE_MARKERS = tuple(f'"{name}"'.encode() for name in _TITLE_FIELDS)
 _MESSAGE_TYPES = ("user", "assistant", "attachment", "system")
-_BOOKKEEPING_TYPES = frozenset(
+_SKIPPED_TYPES = frozenset(
     {
-        "api-request", "api-request-blob", "api-request-shape", "atis-latch", "cost-state", "file-history-snapshot",
-        "last-prompt", "mode", "progress", "queue-operation", "tag", "tools-used", *_TITLE_FIELDS,
+        "agent-name", "agent-setting", "api-request", "api-request-blob", "api-request-shape", "atis-latch",
+        "bridge-session", "cost-state", "file-history-delta", "file-history-snapshot", "frame-link", "last-prompt",
+        "mode", "permission-mode", "pr-link", "relocated", "tag", "tools-used", "worktree-state",
     }
 )  # fmt: skip
-"""Lines that hold no content of the conversation, or repeat it."""
-_BOOKKEEPING_STARTS = tuple(f'{{"type":"{name}",'.encode() for name in sorted(_BOOKKEEPING_TYPES))
+"""Lines without content of the conversation, or that repeat it."""
+_SKIPPED_STARTS = tuple(f'{{"type":"{name}",'.encode() for name in sorted(_SKIPPED_TYPES))
+_SYNTHETIC_MODEL = "<synthetic>"
+_SLASH_COMMAND = re.compile(r"/[\w:-]+(?:\s|$)")
+
+_START, _JOINED = -1, -2
+"""What a line follows that follows no message: the start of the file, or the last message before it."""
 
 
 class ClaudeCodeSource:
     name = "claude-code"
     title = "Claude Code"
+    reads = 2
     is_experimental = False
     not_stored: tuple[NotStored, ...] = ("cost",)
 
@@ -70,258 +82,371 @@ class ClaudeCodeSource:
     def read(self, path: Path, *, since: int | None = None) -> Iterator[SourceConversation | SourceError]:
         if is_older(path, since):
             return
-        lines = read_json_lines(path, is_skipped=_is_bookkeeping)
-        values = (line.value for line in lines if isinstance(line, JsonLine))
-        first = next((value for value in values if value.get("type") in _MESSAGE_TYPES), None)
+        transcript = _Transcript(path)
+        first = transcript.first
         if first is None:
             return
-        title, has_side_chains = _search_file(path)
         session, created_at = get_text(first, "sessionId") or path.stem, parse_time(first.get("timestamp"))
         origin = ConversationOrigin(client=self.name, session=session, project=get_text(first, "cwd"))
-        if path.parent.name == _SUB_AGENT_FOLDER:
+        if transcript.is_sub_agent:
             meta: Any = None
             with suppress(OSError, ValueError), path.with_suffix(".meta.json").open("rb") as stream:
-                meta = parse_json(stream.read(MAX_TITLE_LINE_BYTES))
+                meta = parse_json(stream.read(MAX_META_BYTES))
             meta = meta if is_object(meta) else {}
             agent, parent = get_text(first, "agentId") or path.stem, get_text(meta, "parentAgentId") or session
-            yield SourceConversation(
+            yield transcript.build_conversation(
                 id=f"{session}/{path.stem}",
-                messages=_read_messages(path, side_chains=True),
-                title=title or get_text(meta, "description") or "",
+                title=transcript.title or get_text(meta, "description") or "",
                 origin=origin.model_copy(update={"agent": agent, "parent_agent": parent, "purpose": "subagent"}),
                 created_at=created_at,
             )
             return
-        messages = _read_messages(path, side_chains=False)
-        yield SourceConversation(id=path.stem, messages=messages, title=title, origin=origin, created_at=created_at)
-        if has_side_chains:
+        yield transcript.build_conversation(id=path.stem, title=transcript.title, origin=origin, created_at=created_at)
+        if transcript.side_chains:
             # The sub-agents of older versions, whose lines are in the file of the session; each begins a branch.
             names = {"agent": "side-chains", "parent_agent": session, "purpose": "subagent"}
-            yield SourceConversation(
+            yield transcript.build_conversation(
                 id=f"{path.stem}/side-chains",
-                messages=_read_messages(path, side_chains=True),
                 origin=origin.model_copy(update=names),
                 created_at=created_at,
+                side_chains=True,
             )
 
 
-def _search_file(path: Path) -> tuple[str, bool]:
-    """The title, which may be anywhere in the file, and whether there are side chains. Most lines are not parsed."""
-    titles: dict[str, str] = {}
-    with path.open("rb") as stream:
-        with mmap(stream.fileno(), 0, access=ACCESS_READ) as data:
-            has_titles = any(data.find(marker) >= 0 for marker in _TITLE_MARKERS)
-            has_side_chains = data.find(b'"isSidechain":true') >= 0
-        for line in iter(lambda: stream.readline(MAX_TITLE_LINE_BYTES), b"") if has_titles else ():
-            if any(marker in line[:_HEAD_BYTES] for marker in _TITLE_MARKERS):
-                try:
-                    value: Any = parse_json(line)
-                except ValueError:
-                    continue
-                kind = str(value.get("type")) if is_object(value) else ""
-                # Of two titles of a kind, the later counts.
-                if kind in _TITLE_FIELDS and (title := get_text(value, _TITLE_FIELDS[kind])):
-                    titles[kind] = title
-    return next((titles[kind] for kind in _TITLE_FIELDS if kind in titles), ""), has_side_chains
+_Kind = Literal["reply", "prompt", "summary", "message", "aside", "link"]
 
 
-def _read_messages(path: Path, *, side_chains: bool) -> Iterator[SourceMessage | SourceError]:
-    tree = _Tree(path.name)
-    lines = read_json_lines(path, is_skipped=_is_bookkeeping)
-    for line in _merge_replies(lines, side_chains=side_chains, path=path):
-        if isinstance(line, SourceError):
-            yield line
-        else:
-            yield from tree.add(line)
+class _Line(NamedTuple):
+    """What the first pass keeps of a line with a `uuid`."""
+
+    uuid: str
+    before: str | None
+    """The `uuid` of the line before it in the chain."""
+    number: int
+    start: int
+    end: int
+    """Its place in the file, in bytes."""
+    kind: _Kind
+    """`prompt` is what a person wrote. `aside` may stand between the lines of a reply: results and attachments. `link`
+    is no message."""
+    reply: str = ""
+    """Id of the reply that the line belongs to."""
+    is_complete: bool = False
+    """Whether the line says why the reply ended."""
+    dropped: tuple[str, ...] = ()
+    """Names of what the lines since the last message held."""
 
 
-def _is_bookkeeping(line: bytes) -> bool:
-    """Whether a line is bookkeeping by its first field, where Claude Code writes the type: half of a file is."""
-    return line.startswith(_BOOKKEEPING_STARTS)
+class _Transcript:
+    """What the first pass over a file finds."""
 
-
-class _Reply:
-    """The lines of one reply, which are merged to one."""
-
-    def __init__(self, line: JsonLine) -> None:
-        self.lines = [line]
-        self.id = get_object(line.value, "message").get("id")
-
-    def merge(self) -> JsonLine:
-        last = self.lines[-1].value
-        message = get_object(last, "message")
-        content = [block for line in self.lines for block in filter_objects(_get_content(line.value))]
-        merged = {
-            **self.lines[0].value,
-            "message": {**message, "content": content},
-            "timestamp": last.get("timestamp"),
-            "uuids": [line.value.get("uuid") for line in self.lines],
-        }
-        return JsonLine(self.lines[0].number, merged)
-
-    @property
-    def is_complete(self) -> bool:
-        return any(get_object(line.value, "message").get("stop_reason") for line in self.lines)
-
-
-def _get_content(line: Mapping[str, Any]) -> object:
-    return get_object(line, "message").get("content")
-
-
-def _merge_replies(
-    lines: Iterable[JsonLine | SourceError], *, side_chains: bool, path: Path
-) -> Iterator[JsonLine | SourceError]:
-    """Merges the lines of each reply. Results of its first calls may be between them, and then follow the reply.
-
-    The reply at the end of a growing file is held back until it is complete.
-    """
-    reply: _Reply | None = None
-    waiting: list[JsonLine] = []
-    for line in lines:
-        if isinstance(line, SourceError):
-            if not side_chains or path.parent.name == _SUB_AGENT_FOLDER:
-                yield line
-            continue
-        if bool(line.value.get("isSidechain")) != side_chains and "isSidechain" in line.value:
-            continue
-        kind = line.value.get("type")
-        if kind == "assistant" and reply is not None and get_object(line.value, "message").get("id") == reply.id:
-            reply.lines.append(line)
-            continue
-        if (
-            reply is not None
-            and kind != "assistant"
-            and not _is_prompt(line.value)
-            and len(waiting) < MAX_WAITING_LINES
-        ):
-            waiting.append(line)
-            continue
-        if reply is not None:
-            yield reply.merge()
-            yield from waiting
-            reply, waiting = None, []
-        if kind == "assistant":
-            reply = _Reply(line)
-        else:
-            yield line
-    if reply is not None and (reply.is_complete or not is_growing(path)):
-        yield reply.merge()
-        yield from waiting
-
-
-def _is_prompt(line: Mapping[str, Any]) -> bool:
-    """Whether a user's line ends the step of the reply before it, as all but tool results do."""
-    if line.get("type") != "user":
-        return False
-    return not any(block.get("type") == "tool_result" for block in filter_objects(_get_content(line)))
-
-
-class _Tree:
-    """Links the messages of a transcript.
-
-    Results of parallel calls have the lines of their calls as parents. They follow each other instead, as the model
-    was sent them. A step is a reply with all that follows it up to the next reply or prompt.
-    """
-
-    def __init__(self, file_name: str) -> None:
-        self._file_name = file_name
-        self._ids: dict[str, str | None] = {}
-        """Id of the message that each line belongs to or, for a line without one, of the message before it."""
-        self._steps: dict[str, str] = {}
-        """First message of each message's step."""
-        self._last_of_step: dict[str, str] = {}
-        self._boundaries: dict[str, dict[str, Any]] = {}
+    def __init__(self, path: Path) -> None:
+        self.path, self.is_sub_agent = path, path.parent.name == _SUB_AGENT_FOLDER
+        self.first: dict[str, Any] | None = None
+        """The first line of a message or a note."""
+        self.lines: dict[str, _Line] = {}
+        self.side_chains: dict[str, _Line] = {}
+        """Lines of sub-agents in the file of a session."""
+        self.boundaries: dict[str, dict[str, Any]] = {}
         """Metadata of each compaction, by the UUID of its boundary."""
+        self.queued: list[tuple[int, _Line]] = []
+        """Prompts that were typed while the model worked and have no other line, and the line that says when the model
+        was sent each."""
+        self._errors: list[SourceError] = []
+        self._queue: list[tuple[str, _Line]] = []
+        self._sent: list[tuple[str, int, _Line]] = []
+        self._prompts: dict[str, int] = {}
+        """Number of the last line of each prompt after the first one in the queue."""
+        self._titles: dict[str, str] = {}
         self._dropped: dict[str, None] = {}
-        """Names of what the lines since the last message held."""
+        self._has_attachments = False
+        for line in read_json_lines(path, is_skipped=lambda data: data.startswith(_SKIPPED_STARTS)):
+            if isinstance(line, SourceError):
+                self._errors.append(line)
+            else:
+                self._add(line)
+        self.title = next((self._titles[kind] for kind in _TITLE_FIELDS if kind in self._titles), "")
+        # Newer versions write an attachment of each that was sent, and take back what the model has read elsewhere.
+        self.queued = [
+            (sent, each)
+            for text, sent, each in self._sent
+            if self._prompts.get(text, 0) <= each.number and (_is_typed(text) or not self._has_attachments)
+        ]
 
-    def add(self, line: JsonLine) -> Iterator[SourceMessage | SourceError]:
+    def _add(self, line: JsonLine) -> None:
         value = line.value
         uuid, kind = get_text(value, "uuid"), get_text(value, "type") or "unknown"
-        if uuid is None or kind not in _MESSAGE_TYPES:
-            if kind not in _BOOKKEEPING_TYPES:
-                self._dropped[kind] = None
+        if kind in _TITLE_FIELDS:
+            # Of two titles of a kind, the later counts. A summary may be of another session.
+            leaf = get_text(value, "leafUuid")
+            if (title := get_text(value, _TITLE_FIELDS[kind])) and (leaf is None or leaf in self.lines):
+                self._titles[kind] = title
+        elif kind == "queue-operation":
+            self._add_queue_operation(line)
+        elif uuid is None and kind not in _SKIPPED_TYPES:
+            self._dropped[kind] = None
+        if uuid is None:
             return
-        if uuid in self._ids:
+        if self.first is None and kind in _MESSAGE_TYPES:
+            self.first = value
+        lines = self.side_chains if value.get("isSidechain") and not self.is_sub_agent else self.lines
+        if uuid in lines:
             return
-        boundary = get_object(value, "compactMetadata") if value.get("subtype") == "compact_boundary" else None
-        links = (get_text(value, name) for name in ("parentUuid", "logicalParentUuid"))
-        link = next((each for each in links if each is not None and each in self._ids), None)
-        parent = self._ids[link] if link is not None else None
-        if link is None and boundary is not None:
-            # Where hooks ran, its logical parent may be a line that was never written.
-            tail = get_text(get_object(boundary, "preservedSegment"), "tailUuid")
-            parent = self._ids.get(tail or "") or next(reversed(self._ids.values()), None)
-        try:
-            messages = _parse_line(kind, value)
-        except (InvalidEntry, ValueError, TypeError) as error:
-            yield SourceError.of(f"{self._file_name}:{line.number}", error)
-            messages = []
-        if not messages:
-            self._ids[uuid] = parent
-            if kind == "system" and boundary is not None:
-                self._boundaries[uuid] = boundary
-                return
-            is_attachment = kind == "attachment"
-            detail = get_text(get_object(value, "attachment"), "type") if is_attachment else get_text(value, "subtype")
+        self._has_attachments |= kind == "attachment"
+        before = get_text(value, "parentUuid") or get_text(value, "logicalParentUuid")
+        lines[uuid] = found = _Line(uuid, before, line.number, line.start, line.end, _classify(kind, value))
+        if found.kind != "link":
+            message, dropped, self._dropped = get_object(value, "message"), tuple(self._dropped), {}
+            reply = (get_text(message, "id") or uuid) if found.kind == "reply" else ""
+            is_complete = bool(message.get("stop_reason"))
+            lines[uuid] = found._replace(reply=reply, is_complete=is_complete, dropped=dropped)
+            if (self._queue or self._sent) and found.kind in ("prompt", "aside"):
+                self._prompts[_read_prompt(value)] = line.number
+        elif value.get("subtype") == "compact_boundary":
+            self.boundaries[uuid] = get_object(value, "compactMetadata")
+        elif kind != "progress":
+            detail = get_text(get_object(value, "attachment"), "type") or get_text(value, "subtype")
             self._dropped[f"{kind}:{detail}" if detail else kind] = None
-            return
-        if messages[0].message.role == "tool" and parent is not None:
-            parent = self._last_of_step[self._steps[parent]]
-        step = self._steps.get(parent or "")
-        if step is None or kind == "assistant" or _is_prompt(value):
-            step = messages[0].id
-        dropped = (*self._dropped, *(["toolUseResult"] if "toolUseResult" in value else ()))
-        self._dropped = {}
-        compaction = self._build_compaction(value, messages[0].message) if parent is not None else None
-        for message in messages:
-            yield message._replace(parent=parent, dropped=dropped, compaction=compaction)
-            parent, dropped, compaction = message.id, (), None
-            self._steps[message.id], self._last_of_step[step] = step, message.id
-        self._ids[uuid] = parent
-        if kind == "assistant":
-            self._ids.update((each, uuid) for each in value["uuids"] if isinstance(each, str))
 
-    def _build_compaction(self, value: dict[str, Any], message: Message) -> SourceCompaction | None:
-        if not value.get("isCompactSummary"):
-            return None
-        metadata = self._boundaries.get(str(value.get("parentUuid")), {})
-        uuids = get_object(metadata, "preservedMessages").get("uuids")
-        preserved = (
-            [each for each in cast("list[object]", uuids) if isinstance(each, str)] if isinstance(uuids, list) else []
-        )
-        ids = {id_: None for each in preserved if (id_ := self._ids.get(each)) is not None}
-        tail = get_text(get_object(metadata, "preservedSegment"), "tailUuid")
-        # What follows the preserved messages follows the summary, which is before them in the agent's context.
-        for each in (tail, *preserved[-1:]):
-            if each is not None and each in self._ids:
-                self._ids[each] = str(value["uuid"])
-        return SourceCompaction(
-            summary=message.text,
-            trigger="manual" if metadata.get("trigger") == "manual" else "threshold",
-            tokens_before=read_count(metadata.get("preTokens")),
-            tokens_after=read_count(metadata.get("postTokens")),
-            preserved=tuple(ids),
+    def _add_queue_operation(self, line: JsonLine) -> None:
+        text, operation = _read_prompt(line.value), line.value.get("operation")
+        if operation == "enqueue":
+            queued = _Line(f"line:{line.number}", None, line.number, line.start, line.end, "message")
+            self._queue.append((text, queued))
+        elif operation == "popAll":
+            # The person took them back to edit them.
+            self._queue = []
+        elif operation in ("dequeue", "remove") and self._queue:
+            texts = [each for each, _ in self._queue]
+            text, queued = self._queue.pop(texts.index(text) if text in texts else 0)
+            # One that is dequeued begins a turn and has a line. One that is removed was sent within the turn.
+            if operation == "remove" and not _SLASH_COMMAND.match(text):
+                self._sent.append((text, line.number, queued))
+
+    def build_conversation(
+        self, *, id: str, origin: ConversationOrigin, created_at: int | None, title: str = "", side_chains: bool = False
+    ) -> SourceConversation:
+        chain = _Chain(self, side_chains=side_chains)
+        first = next(iter(self.lines.values()), None)
+        is_part = not side_chains and first is not None and first.before is not None and first.before not in self.lines
+        unfinished = chain.find_unfinished() if is_growing(self.path) else None
+        return SourceConversation(
+            id=id,
+            messages=self._read_messages(chain, unfinished, () if side_chains else self._errors),
+            title=title,
+            origin=origin,
+            created_at=created_at,
+            dropped=(BEGINNING,) if is_part else (),
+            unfinished_replies=int(unfinished is not None),
         )
 
+    def _read_messages(
+        self, chain: "_Chain", unfinished: int | None, errors: Iterable[SourceError]
+    ) -> Iterator[SourceMessage | SourceError]:
+        """The second pass over the file. What follows an unfinished reply waits with it."""
+        last_ids: dict[int, str | None] = {_START: None}
+        """Id of the last message of each place, or of the message before it."""
+        with self.path.open("rb") as stream:
+            for place in chain.list_places():
+                if unfinished is not None and place >= unfinished:
+                    continue
+                member, parent = chain.members[place], last_ids[chain.parents[place]]
+                try:
+                    messages = _build_messages(stream, member)
+                except (InvalidEntry, ValueError, TypeError) as error:
+                    yield SourceError.of(f"{self.path.name}:{member[0].number}", error)
+                    messages = []
+                compaction: SourceCompaction | None = None
+                if messages and parent is not None and place in chain.summaries:
+                    metadata, preserved = chain.summaries[place]
+                    ids = (last_ids.get(each) for each in preserved)
+                    compaction = SourceCompaction(
+                        summary=messages[0].message.text,
+                        trigger="manual" if metadata.get("trigger") == "manual" else "threshold",
+                        tokens_before=read_count(metadata.get("preTokens")),
+                        tokens_after=read_count(metadata.get("postTokens")),
+                        preserved=tuple(dict.fromkeys(each for each in ids if each is not None)),
+                    )
+                for message in messages:
+                    yield message._replace(parent=parent, compaction=compaction)
+                    parent, compaction = message.id, None
+                last_ids[place] = parent
+        yield from errors
 
-def _parse_line(kind: str, value: dict[str, Any]) -> list[SourceMessage]:
-    """The messages of a line. Empty if it holds none that the model was sent."""
-    uuid, at = str(value["uuid"]), parse_time(value.get("timestamp"))
-    if kind == "system":
-        return []
-    if kind == "assistant":
-        reply = parse_reply(value.get("message"))
-        return [SourceMessage(uuid, None, reply.message, at, usage=reply.usage)] if reply.message.parts else []
+
+class _Chain:
+    """Which message each message of a session follows.
+
+    Messages follow each other in the order of the file: results of parallel calls have the lines of their calls as
+    parents, and a hook or a note may stand beside a message. Only a prompt of a person that goes back begins a branch.
+    """
+
+    def __init__(self, transcript: _Transcript, *, side_chains: bool) -> None:
+        self.members: list[list[_Line]] = []
+        """The lines of each message. A message's place is its number here."""
+        self.parents: list[int] = []
+        self.places: dict[str, int] = {}
+        """Place of the message that each line belongs to or, for a line without one, of the message before it."""
+        self.summaries: dict[int, tuple[dict[str, Any], list[int]]] = {}
+        """Metadata of the compaction of each summary, and the places of the messages that it preserved."""
+        self._lines = transcript.side_chains if side_chains else transcript.lines
+        self._boundaries, self._joins_roots = transcript.boundaries, not side_chains
+        self._replies: dict[str, int] = {}
+        self._next: dict[int, int] = {}
+        """The newest message after each place."""
+        self._spoken = {_START: 0}
+        """Prompts and replies on the path to each place."""
+        self._queued = [] if side_chains else transcript.queued[::-1]
+        for line in self._lines.values():
+            # A line may stand before the one that it follows.
+            waiting = {line.uuid: line}
+            while (before := self._lines.get(line.before or "")) is not None:
+                if before.uuid in self.places or before.uuid in waiting:
+                    break
+                waiting[before.uuid] = line = before
+            for each in reversed(waiting.values()):
+                if each.uuid not in self.places:
+                    self._add(each)
+        self._add_queued(sys.maxsize)
+
+    def _add(self, line: _Line) -> None:
+        # A root, or a link to a line that was never written, follows the last message.
+        root = _JOINED if self.places and self._joins_roots else _START
+        place = self.places.get(line.before or "", root)
+        if line.reply in self._replies:
+            place = self._replies[line.reply]
+            self.members[place].append(line)
+        elif line.kind != "link":
+            if line.kind != "aside":
+                self._add_queued(line.number)
+            place = self._append(line, place)
+        self.places[line.uuid] = place
+        if line.kind == "reply":
+            self._replies[line.reply] = place
+        elif line.kind == "summary":
+            metadata = self._boundaries.get(line.before or "", {})
+            uuids = list_values(get_object(metadata, "preservedMessages").get("uuids"))
+            preserved = [each for each in uuids if isinstance(each, str) and each in self.places]
+            self.summaries[place] = metadata, [self.places[each] for each in preserved]
+            # What follows the preserved messages follows the summary, which is before them in the agent's context.
+            tail = get_text(get_object(metadata, "preservedSegment"), "tailUuid")
+            for uuid in (tail, *preserved[-1:]):
+                if uuid in self.places:
+                    self.places[uuid] = place
+
+    def _add_queued(self, number: int) -> None:
+        """Adds the queued prompts that were sent before a line: after the results of the step that they waited for."""
+        while self._queued and self._queued[-1][0] < number:
+            self._append(self._queued.pop()[1], _JOINED)
+
+    def _append(self, line: _Line, before: int) -> int:
+        place, last = len(self.members), len(self.members) - 1
+        tip = before = last if before == _JOINED else before
+        for _ in range(MAX_STEP_MESSAGES):
+            if tip not in self._next:
+                break
+            tip = self._next[tip]
+        else:
+            tip = last
+        goes_back = line.kind == "prompt" and self._spoken[before] < self._spoken[tip]
+        parent = before if goes_back else tip
+        self._next[parent] = place
+        self._spoken[place] = self._spoken[parent] + (line.kind in ("prompt", "reply"))
+        self.members.append([line])
+        self.parents.append(parent)
+        return place
+
+    def list_places(self) -> list[int]:
+        """All places, parents first, and the path that goes on before abandoned ones."""
+        path, place = set[int](), len(self.members) - 1
+        while place != _START:
+            path.add(place)
+            place = self.parents[place]
+        return sorted(range(len(self.members)), key=lambda each: each not in path)
+
+    def find_unfinished(self) -> int | None:
+        """Place of a reply at the end that does not say why it ended. Nothing but results and notes follows it."""
+        place = max(self._replies.values(), default=len(self.members))
+        end = self.members[place:]
+        is_open = all(each[0].kind in ("reply", "aside") for each in end)
+        return place if end and is_open and not any(line.is_complete for line in end[0]) else None
+
+
+def _classify(kind: str, value: Mapping[str, Any]) -> _Kind:
     message = get_object(value, "message")
-    if kind == "attachment":
+    match kind:
+        case "assistant":
+            return "message" if message.get("model") == _SYNTHETIC_MODEL else "reply"
+        case "user" if value.get("isCompactSummary"):
+            return "summary"
+        case "user" if any(each.get("type") == "tool_result" for each in filter_objects(message.get("content"))):
+            return "aside"
+        case "user":
+            is_image = any(each.get("type") == "image" for each in filter_objects(message.get("content")))
+            return "prompt" if not _is_meta(value) and (is_image or _is_typed(_read_prompt(value))) else "message"
+        case "attachment":
+            return "aside" if value.get("rendered") or _read_prompt(value) else "link"
+        case _:
+            return "link"
+
+
+def _is_meta(value: Mapping[str, Any]) -> bool:
+    """Whether a program wrote a line of the user: Claude Code, a hook, or another agent."""
+    marks = (value, get_object(value, "attachment"))
+    kinds = (get_text(get_object(each, "origin"), "kind") or "human" for each in marks)
+    return any(each.get("isMeta") for each in marks) or any(kind != "human" for kind in kinds)
+
+
+def _is_typed(text: str) -> bool:
+    words: list[str] = []
+    return bool(strip_text(text, "user", words) or any(words))
+
+
+def _read_prompt(value: Mapping[str, Any]) -> str:
+    """The text of a user's line, or of a prompt that was typed while the model worked."""
+    attachment = get_object(value, "attachment")
+    content = attachment.get("prompt") if attachment.get("type") == "queued_command" else value.get("content")
+    content = get_object(value, "message").get("content", content)
+    if isinstance(content, str):
+        return content.strip()
+    return "\n".join(get_text(each, "text") or "" for each in filter_objects(content)).strip()
+
+
+def _build_messages(stream: BinaryIO, member: list[_Line]) -> list[SourceMessage]:
+    """The messages of a place. Empty if it holds none that the model was sent."""
+    values: list[dict[str, Any]] = []
+    for line in member:
+        stream.seek(line.start)
+        values.append(parse_json(stream.read(line.end - line.start)))
+    value, dropped = values[0], dict.fromkeys(name for line in member for name in line.dropped)
+    if any("toolUseResult" in each for each in values):
+        dropped["toolUseResult"] = None
+    uuid, at = member[0].uuid, parse_time(values[-1].get("timestamp"))
+    if member[0].kind == "reply":
+        messages = [get_object(each, "message") for each in values]
+        content = [block for each in messages for block in filter_objects(each.get("content"))]
+        # The output is counted while it is written: the line with the most is the latest.
+        latest = max(reversed(messages), key=lambda each: read_count(get_object(each, "usage").get("output_tokens")))
+        message, usage, _ = parse_reply({**latest, "content": content})
+        if usage is not None and not any(line.is_complete for line in member):
+            usage = usage.model_copy(update={"partial": True})
+        return [SourceMessage(uuid, None, message, at, usage, dropped=tuple(dropped))] if message.parts else []
+    message = get_object(value, "message")
+    if value.get("type") == "assistant":
+        # The error of a request, or a filler. No model made it.
+        message = {"role": "system", "content": message.get("content")}
+    elif value.get("type") == "queue-operation":
+        message = {"role": "user", "content": _read_prompt(value)}
+    elif value.get("type") == "attachment":
         # The text that the attachment adds to the request; empty if the file does not hold it.
-        attachment = get_object(value, "attachment")
-        prompt = attachment.get("prompt") if attachment.get("type") == "queued_command" else None
-        message = {"role": "user", "content": prompt} if prompt else {}
         texts = [text for piece in filter_objects(value.get("rendered")) if (text := get_text(piece, "content"))]
-        if texts:
-            role = "system" if value.get("renderedRole") == "system" else "user"
-            message = {"role": role, "content": [{"type": "text", "text": text} for text in texts]}
-    parsed = [each for each in parse_messages([message]) if each.parts] if message else []
-    return [SourceMessage(f"{uuid}#{index}" if index else uuid, None, each, at) for index, each in enumerate(parsed)]
+        role = "system" if value.get("renderedRole") == "system" else "user"
+        content = [{"type": "text", "text": text} for text in texts]
+        message = {"role": role, "content": content or get_object(value, "attachment").get("prompt")}
+    parsed = [each for each in parse_messages([message]) if each.parts]
+    if _is_meta(value):
+        parsed = [mark_boilerplate(each) for each in parsed]
+    return [
+        SourceMessage(f"{uuid}#{index}" if index else uuid, None, each, at, dropped=() if index else tuple(dropped))
+        for index, each in enumerate(parsed)
+    ]

@@ -24,6 +24,8 @@ class Usage(FrozenModel):
     provider_fields: JsonObject | None = None
     estimated: bool | None = None
     """The provider reported nothing, as when a reply is interrupted. These are Quire's own counts."""
+    partial: bool | None = None
+    """Counted while the reply was still being written: `output_tokens` is a lower bound."""
 
 
 def sum_usage(usages: Sequence[Usage]) -> Usage:
@@ -36,6 +38,7 @@ def sum_usage(usages: Sequence[Usage]) -> Usage:
         cache_read_tokens=sum(usage.cache_read_tokens for usage in usages),
         cache_write_tokens=sum(usage.cache_write_tokens for usage in usages),
         estimated=any(usage.estimated for usage in usages) or None,
+        partial=any(usage.partial for usage in usages) or None,
     )
 
 

@@ -4,11 +4,12 @@ A default title is the first words of a conversation's first question, without w
 """
 
 import json
+import re
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from quire.rows.boilerplate import is_client_state, strip_text
+from quire.rows.boilerplate import is_client_text, strip_text
 from quire.rows.branches import find_fork_seq
 from quire.rows.digests import check_row
 
@@ -23,11 +24,17 @@ OWN_KEYS = (CONTINUED_KEY, TAGS_KEY)
 MAX_TITLE_CHARS = 80
 """Maximum length of a default title."""
 
-MAX_TITLE_MESSAGES = 4
+MAX_TITLE_MESSAGES = 12
 """Maximum number of user messages that are searched for the first question."""
 
 MAX_TITLE_SEQ = 40
 """Last entry that is searched for the first question; before it come the agent's and the client's instructions."""
+
+_MAX_TAG_SEARCH_CHARS = 4_000
+_TAG = re.compile(r"</?[a-z][\w-]{0,60}>")
+_COMMAND_NAME = re.compile(r"<command-name>([^<]{1,200})</command-name>")
+_PLAN = re.compile(r"\s*Implement the following plan:\s*#+ (?:Plan: )?([^\n]+)")
+"""What Claude Code sends when a person approves a plan, up to the plan's heading."""
 
 _VERSION = "SELECT version_num FROM quire_version"
 _IS_ENCRYPTED = "SELECT 1 FROM quire_tenant_keys WHERE tenant = :tenant"
@@ -72,8 +79,8 @@ def find_titles(
         found = [(name, extract_question(json.loads(body))) for name, body in read_messages(untitled, position) if body]
         untitled = list[str]()
         for name, (text, question) in found:
-            # The fallback of a conversation without a question is its first message as it is.
-            titles[name] = build_title(question) or titles.get(name) or build_title(text)
+            # The fallback of a conversation without a question is the first command or text of the agent.
+            titles[name] = build_title(question) or titles.get(name) or build_title(_read_fallback(text))
             if text and not question.strip():
                 untitled.append(name)
     return titles
@@ -87,7 +94,7 @@ def extract_question(message: Mapping[str, Any]) -> tuple[str, str]:
     for part in message["parts"]:
         if part["type"] == "text":
             whole.append(part["text"])
-            if not is_client_state(part.get("provider_fields")):
+            if not is_client_text(part.get("provider_fields")):
                 own.append(strip_text(part["text"], message["role"], words))
         elif part["type"] == "tool_result":
             for each in part["content"]:
@@ -96,13 +103,20 @@ def extract_question(message: Mapping[str, Any]) -> tuple[str, str]:
     return "".join(whole), "\n".join(text for text in (*own, *words) if text)
 
 
+def _read_fallback(text: str) -> str:
+    command = _COMMAND_NAME.search(text[:_MAX_TAG_SEARCH_CHARS])
+    return command[1] if command else _TAG.sub(" ", text[:_MAX_TAG_SEARCH_CHARS])
+
+
 def build_title(text: str) -> str:
-    """As many whole words as fit in `MAX_TITLE_CHARS`, on one line."""
+    """As many whole words as fit in `MAX_TITLE_CHARS`, on one line. Of a plan that is carried out, its heading."""
+    if plan := _PLAN.match(text):
+        text = plan[1]
     line = " ".join(text[: 4 * MAX_TITLE_CHARS].split())
     if len(line) <= MAX_TITLE_CHARS:
         return line
     words, _, _ = line[:MAX_TITLE_CHARS].rpartition(" ")
-    return f"{words or line[: MAX_TITLE_CHARS - 1]}…"
+    return f"{words if 2 * len(words) > MAX_TITLE_CHARS else line[: MAX_TITLE_CHARS - 1]}…"
 
 
 class ConversationListRow(NamedTuple):

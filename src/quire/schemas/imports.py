@@ -32,6 +32,7 @@ class ImportCountsSchema(JsonModel):
     messages: int = Field(description="New messages so far.")
     known_messages: int = Field(description="Messages that an earlier import brought, or the gateway recorded.")
     live_conversations: int = Field(description="Conversations that were merged with what the gateway recorded.")
+    unfinished_replies: int = Field(description="Replies that are still being written; a later import brings them.")
     error_count: int = Field(description="Items that could not be read.")
     errors: list[ImportErrorSchema] = Field(description="The first of them.")
 
@@ -72,6 +73,7 @@ def _count(report: ImportReport, max_errors: int) -> dict[str, Any]:
         "messages": report.messages,
         "known_messages": report.known_messages,
         "live_conversations": report.live_conversations,
+        "unfinished_replies": report.unfinished_replies,
         "error_count": report.error_count,
         "errors": [ImportErrorSchema(**each._asdict()) for each in report.errors[:max_errors]],
     }

@@ -29,8 +29,8 @@ class UsageCountsSchema(JsonModel):
     )
     imported_usd: float = Field(description="The part of `cost_usd` that imported calls cost; no spend cap has it.")
     unpriced_turns: int = Field(description="Turns that end with a call whose cost is not known.")
-    unpriced_requests: int = Field(description="Model calls of which a price or the usage is not known.")
-    unpriced_tokens: int = Field(description="Input and output tokens of these calls.")
+    unpriced_requests: int = Field(description="Model calls of which a price or the whole usage is not known.")
+    unpriced_tokens: int = Field(description="Input and output tokens of those whose price is not known.")
     compactions: int
     compacted_tokens: int = Field(description="Tokens by which compactions reduced the view.")
     recalled_messages: int = Field(description="Archived messages that requests included.")
@@ -206,7 +206,7 @@ class ConversationStatsSchema(JsonModel):
         description="Cost of all branches, imported calls included; a lower bound if `unpriced_requests` is not 0."
     )
     unpriced_requests: int = Field(description="Model calls whose cost is not known.")
-    unpriced_tokens: int = Field(description="Input and output tokens of these calls.")
+    unpriced_tokens: int = Field(description="Input and output tokens of those whose price is not known.")
     sub_agents: SubAgentCostSchema
 
 

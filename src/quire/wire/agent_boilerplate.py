@@ -1,8 +1,21 @@
-"""Removes from messages what coding agents add to them; `quire.rows.boilerplate` recognizes it."""
+"""Removes from messages what coding agents add to them, and marks it; `quire.rows.boilerplate` recognizes it."""
 
 from quire.model import Message, TextPart, ToolResultPart
 from quire.model.messages import Part
-from quire.rows.boilerplate import AGENTS, is_client_state, strip_text
+from quire.rows.boilerplate import AGENTS, META_FIELDS, is_client_text, strip_text
+
+
+def mark_boilerplate(message: Message) -> Message:
+    """The message of a user with all of its texts marked as written by Claude Code, as its transcript says."""
+    if message.role != "user":
+        return message
+    parts = (
+        part.model_copy(update={"provider_fields": {**(part.provider_fields or {}), **META_FIELDS}})
+        if isinstance(part, TextPart)
+        else part
+        for part in message.parts
+    )
+    return message.model_copy(update={"parts": tuple(parts)})
 
 
 def remove_boilerplate(message: Message, *, agent: str | None = None) -> Message:
@@ -26,7 +39,7 @@ def remove_boilerplate(message: Message, *, agent: str | None = None) -> Message
         if isinstance(part, ToolResultPart):
             content = (strip(each, "tool") if isinstance(each, TextPart) else each for each in part.content)
             own.append(part.model_copy(update={"content": tuple(content)}))
-        elif isinstance(part, TextPart) and not is_client_state(part.provider_fields):
+        elif isinstance(part, TextPart) and not is_client_text(part.provider_fields):
             own.append(strip(part, message.role))
         elif not isinstance(part, TextPart):
             own.append(part)

@@ -4,7 +4,7 @@ import type { Message, Part } from "../api/types";
 
 /** Start of such a block. src/quire/rows/boilerplate.py has the same tags, and a test compares them. */
 const BLOCK_START =
-  /\s*(?:<(session_context|hook_context|system-reminder|local-command-caveat|local-command-stdout|local-command-stderr|apps_instructions|codex_internal_context|collaboration_mode|environment_context|environments_instructions|managed_developer_instructions|model_instructions|model_switch|multi_agent_mode|persistent_mode|personality_spec|plugins_instructions|skills_instructions|startup_context|turn_aborted|user_instructions|subagent_notification|command-name|command-message|command-args)>|# AGENTS\.md instructions )/y;
+  /\s*(?:<(session_context|hook_context|system-reminder|local-command-caveat|local-command-stdout|local-command-stderr|agent-message|agent-notification|bash-input|bash-stderr|bash-stdout|ci-monitor-event|ide_opened_file|ide_selection|task-notification|apps_instructions|codex_internal_context|collaboration_mode|environment_context|environments_instructions|managed_developer_instructions|model_instructions|model_switch|multi_agent_mode|persistent_mode|personality_spec|plugins_instructions|recommended_plugins|skills_instructions|startup_context|turn_aborted|user_instructions|subagent_notification|command-name|command-message|command-args)>|# AGENTS\.md instructions )/y;
 
 export interface SplitText {
   blocks: string[];
@@ -34,12 +34,22 @@ export interface SplitMessage {
   parts: Part[];
 }
 
+/** Whether Claude Code's transcript marks the text as its own. src/quire/rows/boilerplate.py has the same fields. */
+function isMarked(part: Extract<Part, { type: "text" }>): boolean {
+  const fields = part.provider_fields?.["claude-code"];
+  return typeof fields === "object" && fields !== null && "isMeta" in fields;
+}
+
 /** Separates what the agent added to a user's message from what the user wrote. */
 export function splitUserMessage(message: Message): SplitMessage {
   const split: SplitMessage = { blocks: [], parts: [] };
   for (const part of message.parts) {
     if (part.type !== "text") {
       split.parts.push(part);
+      continue;
+    }
+    if (isMarked(part)) {
+      split.blocks.push(part.text);
       continue;
     }
     const { blocks, rest } = splitContextBlocks(part.text);
