@@ -49,7 +49,7 @@ def test_the_overview_is_one_screen_with_bars(usage: None):
     assert max(map(len, lines)) <= 100
     assert "24 in 25 requests" in outcome.stdout
     assert "24,000, 50% from cache" in outcome.stdout
-    assert "at least $3.00, and 1 call without a known price, 0 tokens" in outcome.stdout
+    assert "at least $3.00, and 1 call without a known price or output, 0 tokens" in outcome.stdout
     assert "█" in outcome.stdout
     assert "boat --reply 49" in outcome.stdout
     assert "document plan.md: Pin it, or make it a reference of the agent: 100% of the turns name it." in outcome.stdout
@@ -75,11 +75,11 @@ def test_an_unknown_cost_is_not_zero(home: CliHome):
             await store.append(client, Draft(body=Message.user("So?"), created_at=at), reply)
 
     asyncio.run(append("imported", cost=None))
-    assert "not known: 1 call without a known price, 1,000 tokens" in invoke_cli("stats").stdout
-    assert "not known: 1 call without a known price, 1,000 tokens" in invoke_cli("stats", "imported").stdout
+    assert "not known: 1 call without a known price or output, 1,000 tokens" in invoke_cli("stats").stdout
+    assert "not known: 1 call without a known price or output, 1,000 tokens" in invoke_cli("stats", "imported").stdout
     assert "$" not in invoke_cli("stats").stdout
     asyncio.run(append("priced", cost=0.25))
-    assert "at least $0.25, and 1 call without a known price, 1,000 tokens" in invoke_cli("stats").stdout
+    assert "at least $0.25, and 1 call without a known price or output, 1,000 tokens" in invoke_cli("stats").stdout
     rows = {row.split()[0]: row for row in invoke_cli("stats", "--by", "source").stdout.splitlines()}
     assert "$0.25" in rows["priced"]
     assert ("–" in rows["imported"], "$" in rows["imported"]) == (True, False)

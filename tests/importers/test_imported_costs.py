@@ -1,6 +1,7 @@
 """Imported sessions have the cost of their calls by the price list, each call once, whatever forks repeat it."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,42 @@ async def test_a_session_costs_what_the_price_list_says_and_a_fork_only_what_it_
     assert all(each.unpriced_requests == 0 for each in used)
     await import_path(store, "claude-code", tmp_path)
     assert sorted([await store.get_conversation_cost(each) for each in ids]) == costs
+
+
+async def test_an_advisers_iterations_are_requests_of_its_model(store: SqlStore, tmp_path: Path):
+    write_session(tmp_path / "project", "advised", answers=2)
+    path = tmp_path / "project" / "advised.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    own = {"type": "message", "input_tokens": 1_000, "output_tokens": 500}
+    advice = {"type": "advisor_message", "input_tokens": 70, "cache_read_input_tokens": 30, "output_tokens": 9}
+    for line, model in zip(lines[1:3], 2 * ["claude-opus-4-6"], strict=True):
+        line["message"]["usage"] = {**CLAUDE_CODE_USAGE, "iterations": [own, {**advice, "model": model}]}
+    for line in lines[4:6]:
+        same = {**advice, "model": line["message"]["model"]}
+        line["message"]["usage"] = {**CLAUDE_CODE_USAGE, "iterations": [own, same, own]}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    await import_path(store, "claude-code", tmp_path)
+    while await store.usage.count():
+        pass
+    report = await store.usage.read_report()
+    used = {each.name: each.counts for each in report.groups["model"]}
+    assert (used["claude-opus-4-6"].requests, used["claude-opus-4-6"].input_tokens) == (1, 100)
+    assert used["claude-opus-4-6"].cost_nanos == pytest.approx((70 * 5 + 30 * 0.5 + 9 * 25) * 1_000)
+    sonnet = used["claude-sonnet-4-5-20250929"]
+    assert (sonnet.requests, sonnet.output_tokens) == (3, 2 * 500 + 9)
+    assert report.totals.turns == 2
+
+
+async def test_a_reply_whose_output_was_counted_too_early_costs_at_least_that(store: SqlStore, tmp_path: Path):
+    write_session(tmp_path / "project", "older", answers=2)
+    path = tmp_path / "project" / "older.jsonl"
+    path.write_text(path.read_text().replace('"stop_reason": "end_turn"', '"stop_reason": null'))
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    await import_path(store, "claude-code", tmp_path)
+    [id_] = await store.list_conversation_ids()
+    used = await store.usage.read_conversation(id_)
+    assert used.cost_nanos / 1e9 == pytest.approx(2 * CLAUDE_CODE_COST)
+    assert (used.unpriced_requests, used.unpriced_tokens) == (2, 0)
 
 
 @pytest.mark.parametrize("is_separate", [False, True], ids=["one import", "two imports"])

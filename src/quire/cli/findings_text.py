@@ -33,7 +33,7 @@ def format_total_cost(totals: UsageCountsSchema) -> str:
     cost = f"${totals.cost_usd:,.2f}"
     if not totals.unpriced_requests:
         return cost
-    return f"At least {cost} ({pluralize(totals.unpriced_requests, 'request')} without a known price)"
+    return f"At least {cost} ({pluralize(totals.unpriced_requests, 'request')} without a known price or output)"
 
 
 def name_agents(agents: Sequence[UsageGroupSchema]) -> list[UsageGroupSchema]:

@@ -319,8 +319,9 @@ def _format_total(stats: "UsageCountsSchema | ConversationStatsSchema", cost: st
     """The cost; where calls have no known price, that it is a lower bound, and what it lacks."""
     if not stats.unpriced_requests:
         return cost
-    calls = f"{pluralize(stats.unpriced_requests, 'call')} without a known price, {stats.unpriced_tokens:,} tokens"
-    return f"at least {cost}, and {calls}" if stats.cost_usd else f"not known: {calls}"
+    calls = f"{pluralize(stats.unpriced_requests, 'call')} without a known price or output"
+    lacking = f"{calls}, {stats.unpriced_tokens:,} tokens"
+    return f"at least {cost}, and {lacking}" if stats.cost_usd else f"not known: {lacking}"
 
 
 def _format_with_sub_agents(stats: "ConversationStatsSchema | TurnCostSchema") -> str | None:

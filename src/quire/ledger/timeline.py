@@ -186,7 +186,10 @@ def build_timeline(
         sent = manifest or {}
         model = sent["policy"]["model"] if manifest else (usage.model if usage else None)
         calls = list_billed_calls(usage) if usage is not None else []
-        cost = read_cost(metadata, calls, (usage.model if usage else None, model), reply.created_at)
+        reported = usage.model if usage else None
+        cost = read_cost(metadata, calls, (reported, model), reply.created_at)
+        # Of several samplings for one reply, the last one had the most in its window. An adviser has its own window.
+        windows = [call.input_tokens for call in calls if call.model is None]
         rows.append(
             TimelineRow(
                 reply=reply.seq,
@@ -196,7 +199,9 @@ def build_timeline(
                 model=model,
                 window=sent["policy"]["window"] if manifest else None,
                 trigger_tokens=sent.get("trigger_tokens"),
-                total_tokens=sent["total_tokens"] if manifest else (usage.input_tokens if usage else 0),
+                total_tokens=sent["total_tokens"]
+                if manifest
+                else max(windows, default=usage.input_tokens if usage else 0),
                 full_history_tokens=sent.get("full_history_tokens"),
                 slots=_read_slots(manifest) if manifest else (),
                 fates=encode_fates(manifest) if manifest else _infer_fates(reply.seq, compactions),

@@ -70,9 +70,9 @@ class UsageCounts(NamedTuple):
     tokens: int = 0
     """Tokens that the slot or item took in requests."""
     unpriced_requests: int = 0
-    """Model calls whose cost is a lower bound, because a price or the usage is not known."""
+    """Model calls whose cost is a lower bound, because a price or the whole usage is not known."""
     unpriced_tokens: int = 0
-    """Input and output tokens of these calls."""
+    """Input and output tokens of those whose price is not known."""
     imported_nanos: int = 0
     """Cost of imported calls, a part of `cost_nanos`: no spend cap applies to it."""
 
@@ -194,15 +194,29 @@ class Contribution:
         model = manifest.policy.model if manifest is not None else reported or ""
         ends_turn = _TOOL_CALL not in entry.raw
         calls = list_billed_calls(usage) if usage is not None else []
-        cost = read_cost(metadata, calls, (reported, model), entry.created_at)
+        answer = [call for call in calls if call.model is None]
+        cost = read_cost(metadata, answer, (reported, model), entry.created_at)
+        is_imported = manifest is None and metadata.turn is None
+        for call in calls:
+            if call.model is not None and not is_copy:
+                # An adviser's request. Its cost is part of one that was charged or stated.
+                is_stated = metadata.cost_usd is not None
+                price = Cost() if is_stated else read_cost(metadata, [call], (call.model,), entry.created_at)
+                counts = self._count_call(entry, day, call.model, [call], price, question)
+                if is_imported:
+                    counts["imported_nanos"] = counts["cost_nanos"]
+                self._add_usage(day, call.model, counts)
         # A free call without usage is a copy: an imported fork repeats the history of another session.
         is_copy = is_copy or (usage is None and metadata.cost_usd == 0 and cost.is_complete)
-        counts = Counter[str]() if is_copy else self._count_call(entry, day, model, calls, cost, question)
+        counts = Counter[str]() if is_copy else self._count_call(entry, day, model, answer, cost, question)
+        if usage is not None and usage.partial and cost.usd:
+            # Its price is known.
+            counts["unpriced_tokens"] = 0
         is_unpriced = ends_turn and not is_copy and not cost.is_complete
         counts += Counter(turns=int(ends_turn), unpriced_turns=int(is_unpriced))
         if manifest is not None:
             counts += self._add_manifest(day, manifest, ends_turn=ends_turn)
-        elif metadata.turn is None:
+        elif is_imported:
             counts["imported_nanos"] = counts["cost_nanos"]
         self._add_usage(day, model, counts)
         if not ends_turn:
@@ -320,7 +334,9 @@ def read_cost(
     turn = source.turn if isinstance(source, EntryMetadata) else None
     if not cost.is_complete and not cost.usd and turn is not None and turn.cost_usd > 0 and not turn.cost_incomplete:
         return Cost(turn.cost_usd)
-    return cost if usage.input_tokens or usage.output_tokens else Cost()
+    if not usage.input_tokens and not usage.output_tokens:
+        return Cost()
+    return Cost(cost.usd, cost.is_complete and not usage.partial)
 
 
 def _clamp(tokens: int) -> int:

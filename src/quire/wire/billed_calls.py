@@ -54,6 +54,7 @@ def list_billed_calls(usage: Usage) -> list[BilledCall]:
     if any(each.get("type") == "fallback_message" for each in iterations):
         declined = [each for each in messages if each.model != usage.model and each.output_tokens]
         return [answer, *declined]
+    messages = [each._replace(model=None) if each.model == usage.model else each for each in messages]
     others = [_read_iteration(each, answer) for each in iterations if each.get("type", "message") != "message"]
     if iterations and not messages:
         # The provider stopped after the compaction: there was no answer.

@@ -7,7 +7,7 @@ const forms = {
   branches: { one: "Zweig", other: "Zweige" },
   inConversations: { one: "Unterhaltung", other: "Unterhaltungen" },
   needed: { one: "benötigten Nachricht", other: "benötigten Nachrichten" },
-  unpriced: { one: "Modellaufruf hat keinen bekannten Preis", other: "Modellaufrufe haben keinen bekannten Preis" },
+  unpriced: { one: "Modellaufruf hat keinen bekannten Preis oder keine vollständige Ausgabe", other: "Modellaufrufe haben keinen bekannten Preis oder keine vollständige Ausgabe" },
 };
 
 export const insights = {

@@ -7,7 +7,7 @@ const forms = {
   branches: { one: "branch", other: "branches" },
   conversations: { one: "conversation", other: "conversations" },
   needed: { one: "needed message", other: "needed messages" },
-  unpriced: { one: "model call has no known price", other: "model calls have no known price" },
+  unpriced: { one: "model call has no known price or output", other: "model calls have no known price or output" },
 };
 
 export const insights = {
