@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from importers.transcript_files import read_conversation, write_lines
+from importers.transcript_files import import_path, read_conversation, write_lines
 from infra.export_samples import ReadConversation, read_source
 from quire.importers.registry import SOURCES
+from quire.store import SqlStore
 
 SESSION: dict[str, Any] = {"type": "session", "id": "s1", "timestamp": "2026-01-02T03:04:05.000Z", "cwd": "/mill"}
 PI_USAGE = {"input": 10, "output": 5, "cacheRead": 90, "cacheWrite": 0, "cost": {"total": 0.5}}
@@ -87,14 +88,15 @@ def make_export(parent: str | None = None) -> dict[str, Any]:
 
     call = {"type": "tool", "tool": "bash", "callID": "c1", "state": {"input": {"cmd": "ls"}, "output": "wheel"}}
     tokens = {"input": 10, "output": 5, "reasoning": 1, "cache": {"read": 90, "write": 0}}
+    made = {"modelID": "m", "tokens": tokens, "cost": 0.25}
     info = {"id": "ses_1", "title": "The mill", "directory": "/mill", "parentID": parent}
     messages = [
         make_message("m1", "user", {"type": "text", "text": "Look."}),
-        make_message("m2", "assistant", {"type": "text", "text": "I look."}, call, modelID="m", tokens=tokens),
+        make_message("m2", "assistant", {"type": "text", "text": "I look."}, call, **made),
         make_message("m3", "user", {"type": "text", "text": "And?"}),
         make_message("m4", "assistant", {"type": "text", "text": "Again."}, {**call, "callID": "c2"}),
         make_message("m5", "user", {"type": "compaction", "auto": True, "tail_start_id": "m3"}),
-        make_message("m6", "assistant", {"type": "text", "text": "A wheel."}, summary=True),
+        make_message("m6", "assistant", {"type": "text", "text": "A wheel."}, summary=True, **made),
     ]
     return {"info": {**info, "time": {"created": 1_767_323_045_000}}, "messages": messages}
 
@@ -113,6 +115,13 @@ def test_an_exported_session_of_opencode_is_read(tmp_path: Path):
     # A kept reply stays with the result of its call.
     assert messages[-1].compaction is not None
     assert messages[-1].compaction.preserved == tuple(each.id for each in messages[3:6])
+
+
+async def test_a_compaction_costs_what_its_source_says(store: SqlStore, tmp_path: Path):
+    write_lines(tmp_path / "a.json", [make_export()])
+    await import_path(store, "opencode", tmp_path)
+    [conversation] = await store.list_conversation_ids()
+    assert (await store.usage.read_conversation(conversation)).cost_nanos == 500_000_000
 
 
 def test_exported_sub_agents_of_opencode_belong_to_their_session(tmp_path: Path):

@@ -33,6 +33,7 @@ def build_item(source_message: SourceMessage, *, default_at: int, dropped: tuple
             tokens_before=made.tokens_before,
             tokens_after=made.tokens_after,
             usage=usage,
+            cost_usd=source_message.cost_usd,
         )
         usage, preserved = None, made.preserved
     metadata: EntryMetadata | None = None

@@ -90,7 +90,8 @@ class Compaction(FrozenModel):
     usage: Usage | None = None
     """Tokens used to write the summary, including failed attempts."""
     cost_usd: float | None = None
-    """Cost of the summary in US dollars, as it was charged, or None if no model was called, or for an imported one."""
+    """Cost of the summary in US dollars, as it was charged, or None if no model was called. For an imported one, as its
+    source states it, or None."""
     cost_incomplete: bool | None = None
     """`cost_usd` is a lower bound: a price is not known."""
 
