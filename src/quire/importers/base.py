@@ -97,6 +97,14 @@ class SourceConversation(NamedTuple):
     """Replies at the end of a growing file that wait until they are complete."""
 
 
+def make_origin(
+    client: str, session: str | None, project: str | None, *, agent: str | None, parent: str | None
+) -> ConversationOrigin:
+    """Where a conversation is from. With an `agent`, it is that sub-agent's."""
+    origin = ConversationOrigin(client=client, session=session, project=project, agent=agent, parent_agent=parent)
+    return origin if agent is None else origin.model_copy(update={"purpose": "subagent"})
+
+
 class SourceError(NamedTuple):
     """An item that was not read; the import continues with the next one."""
 

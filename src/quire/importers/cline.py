@@ -8,13 +8,12 @@ from typing import Any
 
 from quire.errors import InvalidEntry
 from quire.importers.anthropic_content import parse_content
-from quire.importers.base import SourceConversation, SourceError, SourceMessage, StoredSource
+from quire.importers.base import SourceConversation, SourceError, SourceMessage, StoredSource, make_origin
 from quire.importers.message_trees import MessageLinks
 from quire.importers.places import find_home
 from quire.importers.readers import open_sqlite, read_json_object
 from quire.importers.roo_code import HISTORY_FILE, list_task_folders, read_task
 from quire.importers.source_fields import parse_time, read_count, read_id, read_title, retain_fields
-from quire.log.types import ConversationOrigin
 from quire.model import Usage
 from quire.model.json_values import filter_objects, get_object, get_text
 
@@ -41,19 +40,13 @@ class ClineSource(StoredSource):
         described = path.with_name(f"{path.name.removesuffix(_SUFFIX)}.json")
         info = read_json_object(described) if described.is_file() else {}
         row = _find_row(path.parents[2] / "db" / "sessions.db", id_) if len(path.parents) > 2 else {}
+        project, agent = get_text(info, "cwd") or get_text(info, "workspace_root"), read_id(row.get("agent_id")) or id_
         parent = read_id(row.get("parent_session_id")) or read_id(info.get("parent_session_id"))
         yield SourceConversation(
             id=id_,
             messages=self._read_messages(session),
             title=read_title(get_object(info, "metadata").get("title") or info.get("prompt")),
-            origin=ConversationOrigin(
-                client=self.name,
-                session=parent or id_,
-                project=get_text(info, "cwd") or get_text(info, "workspace_root"),
-                agent=(read_id(row.get("agent_id")) or id_) if parent else None,
-                parent_agent=parent,
-                purpose="subagent" if parent else None,
-            ),
+            origin=make_origin(self.name, parent or id_, project, agent=agent if parent else None, parent=parent),
             created_at=parse_time(info.get("started_at")),
             dropped=("system_prompt",) if session.get("system_prompt") else (),
         )

@@ -22,11 +22,11 @@ from quire.importers.base import (
     StoredSource,
     is_growing,
     list_files,
+    make_origin,
 )
 from quire.importers.places import find_home
 from quire.importers.readers import JsonLine, import_zstd, parse_json_lines
 from quire.importers.source_fields import parse_time
-from quire.log.types import ConversationOrigin
 from quire.model import Message, Usage
 from quire.model.json_values import filter_objects, get_object, get_text
 from quire.rows.boilerplate import CODEX_SUMMARY_OPENING
@@ -77,16 +77,12 @@ class CodexSource(StoredSource):
         spawned_by = get_text(get_object(get_object(source, "subagent"), "thread_spawn"), "parent_thread_id")
         parent = get_text(meta, "parent_thread_id") or spawned_by
         is_sub_agent = parent is not None or "subagent" in source
+        session = get_text(meta, "session_id") or parent or thread
         yield SourceConversation(
             id=thread,
             messages=_History(path, is_sub_agent=is_sub_agent).read(meta),
-            origin=ConversationOrigin(
-                client=self.name,
-                session=get_text(meta, "session_id") or parent or thread,
-                project=get_text(meta, "cwd"),
-                agent=thread if is_sub_agent else None,
-                parent_agent=parent,
-                purpose="subagent" if is_sub_agent else None,
+            origin=make_origin(
+                self.name, session, get_text(meta, "cwd"), agent=thread if is_sub_agent else None, parent=parent
             ),
             created_at=parse_time(meta.get("timestamp") or first.value.get("timestamp")),
             dropped=("base_instructions",) if "base_instructions" in meta else (),

@@ -17,13 +17,13 @@ from quire.importers.base import (
     SourceMessage,
     StoredSource,
     is_growing,
+    make_origin,
 )
 from quire.importers.google_content import list_parts, make_usage, parse_parts
 from quire.importers.message_trees import MessageLinks, order_tree
 from quire.importers.places import find_home
 from quire.importers.readers import read_json_lines, read_json_object
-from quire.importers.source_fields import parse_time, read_id, read_title, retain_fields
-from quire.log.types import ConversationOrigin
+from quire.importers.source_fields import list_values, parse_time, read_id, read_title, retain_fields
 from quire.model import Message, Part, ThinkingPart
 from quire.model.json_values import filter_objects, get_object, get_text
 
@@ -53,7 +53,8 @@ class GeminiCliSource(StoredSource):
             return
         session = read_id(history.fields.get("sessionId")) or path.stem
         chats = next((folder for folder in path.parents if folder.name == "chats"), None)
-        project: str | None = next(iter(history.fields.get("directories") or ()), None)
+        folders = list_values(history.fields.get("directories"))
+        project = next((each for each in folders if isinstance(each, str)), None)
         with suppress(OSError, UnicodeDecodeError):
             if chats is not None and (root := chats.with_name(".project_root")).stat().st_size <= _MAX_ROOT_BYTES:
                 project = root.read_text(encoding="utf-8").strip()
@@ -63,13 +64,8 @@ class GeminiCliSource(StoredSource):
             id=f"{parent}/{session}" if is_sub_agent else session,
             messages=history.read_messages(self.name),
             title=read_title(history.fields.get("summary") or history.first_prompt),
-            origin=ConversationOrigin(
-                client=self.name,
-                session=parent or session,
-                project=project if isinstance(project, str) else None,
-                agent=session if is_sub_agent else None,
-                parent_agent=parent,
-                purpose="subagent" if is_sub_agent else None,
+            origin=make_origin(
+                self.name, parent or session, project, agent=session if is_sub_agent else None, parent=parent
             ),
             created_at=parse_time(history.fields.get("startTime")),
         )

@@ -14,12 +14,12 @@ from quire.importers.base import (
     SourceMessage,
     StoredSource,
     is_before,
+    make_origin,
 )
 from quire.importers.message_trees import MessageLinks
 from quire.importers.places import find_data_folder, list_application_folders
 from quire.importers.readers import SqliteReader, open_sqlite, parse_json
 from quire.importers.source_fields import make_url_part, parse_time, read_id, read_title
-from quire.log.types import ConversationOrigin
 from quire.model import Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object
 from quire.wire.media import build_data_url
@@ -47,18 +47,13 @@ class GooseSource(StoredSource):
                 id_ = read_id(row["id"])
                 if id_ is None or is_before(parse_time(row.get("updated_at")), since):
                     continue
-                is_sub_agent = row.get("session_type") == "sub_agent"
+                agent = id_ if row.get("session_type") == "sub_agent" else None
+                project = read_title(row.get("working_dir")) or None
                 yield SourceConversation(
                     id=id_,
                     messages=self._read_messages(database, row["id"]),
                     title=read_title(row.get("name") or row.get("description")),
-                    origin=ConversationOrigin(
-                        client=self.name,
-                        session=id_,
-                        project=read_title(row.get("working_dir")) or None,
-                        agent=id_ if is_sub_agent else None,
-                        purpose="subagent" if is_sub_agent else None,
-                    ),
+                    origin=make_origin(self.name, id_, project, agent=agent, parent=None),
                     created_at=parse_time(row.get("created_at")),
                 )
 

@@ -19,6 +19,7 @@ from quire.importers.base import (
     SourceMessage,
     StoredSource,
     is_before,
+    make_origin,
 )
 from quire.importers.message_trees import MessageLinks
 from quire.importers.places import find_data_folder
@@ -32,7 +33,6 @@ from quire.importers.source_fields import (
     read_title,
     retain_fields,
 )
-from quire.log.types import ConversationOrigin
 from quire.model import Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object
 
@@ -96,18 +96,12 @@ class OpenCodeSource(StoredSource):
         self, row: dict[str, Any], root: object, messages: Iterator[SourceMessage | SourceError]
     ) -> SourceConversation:
         id_, parent = read_id(row.get("id")) or "", read_id(row.get("parent_id"))
+        project = read_title(row.get("directory")) or None
         return SourceConversation(
             id=id_,
             messages=messages,
             title=read_title(row.get("title")),
-            origin=ConversationOrigin(
-                client=self.name,
-                session=read_id(root),
-                project=read_title(row.get("directory")) or None,
-                agent=id_ if parent else None,
-                parent_agent=parent,
-                purpose="subagent" if parent else None,
-            ),
+            origin=make_origin(self.name, read_id(root), project, agent=id_ if parent else None, parent=parent),
             created_at=parse_time(row.get("time_created")),
         )
 

@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 
 from quire.errors import InvalidEntry
 from quire.importers.anthropic_content import parse_content
-from quire.importers.base import SourceCompaction, SourceConversation, SourceError, SourceMessage, StoredSource
+from quire.importers.base import (
+    SourceCompaction,
+    SourceConversation,
+    SourceError,
+    SourceMessage,
+    StoredSource,
+    make_origin,
+)
 from quire.importers.message_trees import MessageLinks
 from quire.importers.places import list_editor_folders
 from quire.importers.readers import parse_json, read_json_file
@@ -24,7 +31,6 @@ from quire.importers.source_fields import (
     read_title,
     retain_fields,
 )
-from quire.log.types import ConversationOrigin
 from quire.model import Usage
 from quire.model.json_values import filter_objects, get_text, is_object
 
@@ -59,19 +65,13 @@ def read_task(path: Path, source: str) -> Iterator[SourceConversation | SourceEr
     folder = path.parent
     item = _find_history_item(folder)
     parent, root = get_text(item, "parentTaskId"), get_text(item, "rootTaskId")
-    raw_messages = filter_objects(read_json_file(path))
+    project = get_text(item, "workspace") or get_text(item, "cwdOnTaskInitialization")
+    agent, raw_messages = folder.name if parent else None, filter_objects(read_json_file(path))
     yield SourceConversation(
         id=folder.name,
         messages=_read_messages(raw_messages, _read_requests(folder), source),
         title=read_title(item.get("task")),
-        origin=ConversationOrigin(
-            client=source,
-            session=root or parent or folder.name,
-            project=get_text(item, "workspace") or get_text(item, "cwdOnTaskInitialization"),
-            agent=folder.name if parent else None,
-            parent_agent=parent,
-            purpose="subagent" if parent else None,
-        ),
+        origin=make_origin(source, root or parent or folder.name, project, agent=agent, parent=parent),
         # The name of the folder is the time in milliseconds in all but newer versions.
         created_at=parse_time(int(folder.name)) if folder.name.isdecimal() else parse_time(item.get("ts")),
     )

@@ -11,12 +11,12 @@ from quire.importers.base import (
     SourceMessage,
     StoredSource,
     is_before,
+    make_origin,
 )
 from quire.importers.message_trees import MessageLinks
 from quire.importers.places import find_data_folder, list_application_folders
 from quire.importers.readers import MAX_CELL_BYTES, import_zstd, open_sqlite, parse_json
 from quire.importers.source_fields import add_usage, list_values, make_url_part, parse_time, read_id, read_title
-from quire.log.types import ConversationOrigin
 from quire.model import Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, Usage
 from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object
 from quire.wire.labels import label_text
@@ -49,19 +49,12 @@ class ZedSource(StoredSource):
                     yield SourceError.of(id_, f"The thread cannot be read: {error}.")
                     continue
                 parent = read_id(row.get("parent_id"))
-                folders = read_title(row.get("folder_paths")).splitlines()
+                folder = (get_text(row, "folder_paths") or "").partition("\n")[0] or None
                 yield SourceConversation(
                     id=id_,
                     messages=self._read_messages(thread),
                     title=read_title(thread.get("title") or row.get("summary")),
-                    origin=ConversationOrigin(
-                        client=self.name,
-                        session=parent or id_,
-                        project=folders[0] if folders else None,
-                        agent=id_ if parent else None,
-                        parent_agent=parent,
-                        purpose="subagent" if parent else None,
-                    ),
+                    origin=make_origin(self.name, parent or id_, folder, agent=id_ if parent else None, parent=parent),
                     created_at=parse_time(row.get("created_at")) or parse_time(row.get("updated_at")),
                 )
 
