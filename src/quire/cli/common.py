@@ -264,7 +264,7 @@ async def open_conversation(
     """Opens an existing conversation, or raises `ConversationNotFound`: these commands create none.
 
     With `servers`, the agent's MCP servers are started; their problems are printed to standard error. A command that
-    `edits` asks which one is meant if several agents are running.
+    `edits` prompts for one if several agents are running.
     """
     from quire.cli.engine_setup import format_server_problem, open_engine_from_settings, start_servers
     from quire.engine import Conversation

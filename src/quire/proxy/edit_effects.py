@@ -80,7 +80,7 @@ class EditedTokens:
     """Tokens of the messages before the first change."""
     restored: RestoredCounts | None = None
     thinking_blocks: int = 0
-    """Signed reasoning that leaves the list, since it was signed for another one."""
+    """Signed reasoning that is removed, since it was signed for another list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class EditEffect:
     restored: RestoredCounts | None
     """What comes back of what the client's summary replaced. None if no compaction was undone."""
     thinking_blocks: int
-    """Blocks of signed reasoning that leave the list with the edits."""
+    """Blocks of signed reasoning that the edits remove."""
 
 
 def find_waiting(state: BranchState, manifest: Manifest) -> WaitingEdits:

@@ -389,12 +389,12 @@ async def measure_restorable_tokens(
 
 async def _is_own_turn(store: SqlStore, place: tuple[str, int, int], body: bytes) -> bool:
     """Whether the request for a summary was of another turn than the first one after it, which may be `body`. An agent
-    that compacts on its own does it within the turn that goes on."""
+    that compacts on its own does it within the turn that continues."""
     conversation, branch, seq = place
-    asked = await store.read_tail(conversation, 1, branch=branch, last=seq, kinds=["message"], roles=["assistant"])
+    requests = await store.read_tail(conversation, 1, branch=branch, last=seq, kinds=["message"], roles=["assistant"])
     later = await store.read_range(conversation, branch=branch, first=seq + 1, kinds=["message"])
     continued = [entry for entry in later if entry.role == "assistant"][:1]
-    bodies = [await _load_body(store, entry, branch) for entry in (*asked, *continued)]
+    bodies = [await _load_body(store, entry, branch) for entry in (*requests, *continued)]
     turns = [found[1] for each in (*bodies, body)[:2] if (found := _TURN_ID.search(each)) is not None]
     return len(turns) == 2 and turns[0] != turns[1]
 

@@ -296,7 +296,7 @@ class EditEffectSchema(JsonModel):
     restored: RestoredCountsSchema | None = Field(
         description="What comes back of what the agent's summary replaced; null if no compaction was undone."
     )
-    thinking_blocks: int = Field(description="Blocks of signed reasoning that leave the list with the edits.")
+    thinking_blocks: int = Field(description="Blocks of signed reasoning that the edits remove.")
 
     @classmethod
     def from_effect(cls, effect: "EditEffect | None") -> "EditEffectSchema | None":
