@@ -105,7 +105,9 @@ class ImportedConversation:
         self.reread: list[ImportItem] | None = None
         """All items so far of a conversation that an earlier version of the reader wrote, and that is replaced."""
         self.has_new = self.has_reply = False
-        self.observer = SessionObserver(source, has_beginning=BEGINNING not in conversation.dropped)
+        # The first request of a fork or a sub-agent has what its parent gave it.
+        is_own = BEGINNING not in conversation.dropped and origin.parent_agent is None
+        self.observer = SessionObserver(source, has_beginning=is_own)
         self.unfinished_replies = conversation.unfinished_replies
 
     @property

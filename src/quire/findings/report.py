@@ -113,8 +113,8 @@ _WORDINGS: dict[ObservationKind, _Wording] = {
         is_entry=True,
     ),
     "cache_drop": _Wording(
-        "The provider's cache dropped {times} in {sessions} without a long pause: {tokens} processed again.",
-        "Short pauses, restarts, other models and evictions: nothing to change, but it is part of the cost.",
+        "The provider's cache dropped {times} in {sessions}: {tokens} processed again.",
+        "Short pauses, waits for a tool or an approval, other models, evictions: a part of the cost, without advice.",
         "{text}: {tokens} again",
     ),
 }
