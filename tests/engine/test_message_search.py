@@ -18,7 +18,7 @@ from quire.engine.tenants import TenantEngines
 from quire.index import message_index as stored_index
 from quire.llm.embeddings import load_local_embedder
 from quire.log import ConversationOrigin
-from quire.model import Draft, Entry, Message, Pin
+from quire.model import Draft, Entry, Message, Pin, ToolCallPart
 from quire.model.ids import new_id
 from quire.search import catalog
 from quire.search.postings import FORMAT_VERSION, POSTING_BYTES
@@ -127,9 +127,7 @@ def score_all(
         ]
         covered = [any(term in each for term in word for each in nearby) for word in words]
         coverage = sum(idf for idf, is_covered in zip(idfs, covered, strict=True) if is_covered) / (sum(idfs) or 1)
-        signals = {"session_opening": 1 / entry.seq}
-        if words:
-            signals |= {"match_share": share, "coverage": coverage}
+        signals = {"match_share": share, "coverage": coverage} if words else {}
         is_hit: bool | None = share > 0
         if embedder is not None:
             one, text, subject = embedder.embed([entry.message.text, query, parsed.subject])
@@ -140,9 +138,12 @@ def score_all(
             if not is_hit and cosine >= limit - QUANTIZATION_ERROR:
                 is_hit = True if cosine >= limit + QUANTIZATION_ERROR else None
         weights, spoken = WEIGHTS["list"], entry.message.text.split()
-        score = sum(weights[name] * value for name, value in signals.items()) / sum(weights[name] for name in signals)
+        total = sum(weights[name] for name in signals) or 1
+        score = sum(weights[name] * value for name, value in signals.items()) / total
+        score += weights["session_opening"] / entry.seq
         if "my" in query.split():
-            score = min(1.0, score + weights["first_person"] * spoken.count("my") / (1 + len(spoken)))
+            score += weights["first_person"] * spoken.count("my") / (1 + len(spoken))
+        score = min(1.0, score)
         scores[entry.conversation, entry.branch, entry.seq] = None if is_hit is None else score * is_hit
     return scores
 
@@ -208,6 +209,29 @@ async def test_a_search_scores_every_message_of_the_log(
         assert [hit_key(hit) for hit in top.messages] == [hit_key(hit) for hit in found.messages[:2]]
         high = await search_messages(same, query, where=where, min_score=0.3, limit=100)
         assert [hit_key(hit) for hit in high.messages] == [hit_key(hit) for hit in found.messages if hit.score >= 0.3]
+
+
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("why the sluice stays closed", "assistant"),
+        ("sluice error", "tool"),
+        ("where did I say the sluice stays closed", "user"),
+    ],
+)
+async def test_the_kind_of_message_that_a_query_asks_for_comes_first(store: SqlStore, query: str, first: str):
+    engine = make_engine(store)
+    conversation = await engine.conversation("c")
+    call = ToolCallPart(id="1", name="look", arguments="{}")
+    await conversation.append(
+        *(Message.user("The mill runs day and night.") for _ in range(10)),
+        Message.assistant("The sluice stays closed."),
+        Message(role="assistant", parts=(call,)),
+        Message.tool("1", "The sluice stays closed."),
+        Message.user("The sluice stays closed."),
+    )
+    found = await search_messages(engine, query, limit=1)
+    assert [hit.entry.role for hit in found.messages] == [first]
 
 
 async def test_candidates_that_are_selected_score_as_among_all_messages(

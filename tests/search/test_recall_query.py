@@ -98,6 +98,20 @@ def test_the_manner_of_asking_is_seen(text: str, kinds: set[str]):
     assert seen == kinds
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("why is the sluice closed", "said"),
+        ("where did I ask for a wider sluice", "own"),
+        ("my request for a wider sluice", "own"),
+        ("which error did the sluice give", "output"),
+        ("the gate doesn't open", "output"),
+    ],
+)
+def test_what_a_query_asks_for(text: str, kind: str):
+    assert parse(text).asks_for == kind
+
+
 def test_of_a_very_long_message_beginning_and_end_are_read():
     question = parse(f"alpha {'filler ' * 5_000} omega")
     assert question.topic == "alpha filler omega"

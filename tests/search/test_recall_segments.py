@@ -100,7 +100,7 @@ def test_an_erased_message_leaves_nothing_but_its_place(messages: list[IndexedMe
     erased = data.draw(st.sets(st.sampled_from([each.seq for each in messages]))) if messages else set[int]()
     segment = rebuild(erase_messages(build_segment(messages, embedder=EMBEDDER), erased))
     blank = [
-        each if each.seq not in erased else each._replace(text="", name=None, role="user", tokens=0)
+        each if each.seq not in erased else each._replace(text="", name=None, role="user", tokens=0, spoken=0.0)
         for each in messages
     ]
     expected, actual = describe(build_segment(blank, embedder=EMBEDDER)), describe(segment)

@@ -20,6 +20,7 @@ from quire.engine.state import EngineState
 from quire.errors import ModelError, UnreadableSegment
 from quire.index.types import SegmentData, SegmentTask, SegmentUpdate
 from quire.llm.embeddings import AsyncEmbedder, Embedder
+from quire.model import TextPart
 from quire.search.postings import ENTRIES_PER_SEGMENT
 from quire.view.recalled_messages import to_searchable_text
 
@@ -191,7 +192,11 @@ def _prepare(engine: EngineState, tasks: Sequence[SegmentTask]) -> list[_Prepare
             text = to_searchable_text(message)
             if text.strip():
                 tokens = entry.tokens if entry.tokens is not None else engine.message_counter.count(message)
-                messages.append(IndexedMessage(entry.seq, message.role, message.name, entry.created_at, text, tokens))
+                said = sum(len(part.text) for part in message.parts if isinstance(part, TextPart))
+                spoken = min(1.0, said / len(text))
+                messages.append(
+                    IndexedMessage(entry.seq, message.role, message.name, entry.created_at, text, tokens, spoken)
+                )
         prepared.append(_PreparedSegment(task, segment, messages))
     return prepared
 

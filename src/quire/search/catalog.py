@@ -25,7 +25,7 @@ from quire.search.postings import (
     inverse_document_frequency,
     read_word,
 )
-from quire.search.query import MAX_QUERY_WORDS, Query, QueryWord
+from quire.search.query import MAX_QUERY_WORDS, AskedKind, Query, QueryWord
 from quire.search.ranker import WordMatches, compute_list_signals, find_highest, score_for_list
 from quire.search.segment_codec import decode_columns
 from quire.search.segments import ERASED_ROLE, ROLES, FeatureColumns, IntArray, MessageColumns
@@ -196,6 +196,7 @@ class MessageCatalog:
         # In time order, what comes first is scored first, until there are enough.
         for some in [candidates] if order == "relevance" else self._iter_by_time(candidates, newest=order == "newest"):
             signals, is_hit = compute_list_signals(self, query, words, some, vector=query_vector)
+            signals["asked_kind"] = self._measure_asked_kind(query.asks_for, some)
             some_scores = np.round((score_for_list(signals) * is_hit).astype(np.float64), _SCORE_DIGITS)
             matching = (some_scores > 0) & (some_scores >= floor)
             rows, scores = np.concatenate([rows, some[matching]]), np.concatenate([scores, some_scores[matching]])
@@ -232,6 +233,13 @@ class MessageCatalog:
     def compute_similarities(self, vector: FloatArray, rows: IntArray) -> FloatArray:
         return compute_similarities(self._columns["vector"][rows], vector)
 
+    def _measure_asked_kind(self, kind: AskedKind, rows: IntArray) -> FloatArray:
+        """Share of each message that is of the kind that a query asks for."""
+        if kind == "said":
+            return (self._columns["spoken"][rows] / FRACTION_SCALE).astype(np.float32)
+        role = ROLES.index("user" if kind == "own" else "tool")
+        return (self._columns["role"][rows] == role).astype(np.float32)
+
     def _iter_by_time(self, rows: IntArray, *, newest: bool) -> Iterator[IntArray]:
         """Yields rows in chunks by time. Messages of one time are in one chunk, so that their order is decided."""
         times: IntArray = self._columns["at"][rows] * (-1 if newest else 1)
@@ -251,6 +259,7 @@ class MessageCatalog:
             "speaker": (np.int32, ()),
             "role": (np.uint8, ()),
             "place": (np.uint8, ()),
+            "spoken": (np.uint8, ()),
             "first_person": (np.uint8, ()),
             "vector": (np.uint8, (packed_width(self.dimensions),)),
             "sketch": (np.uint64, (sketch_words(self.dimensions),)),
@@ -292,9 +301,9 @@ class MessageCatalog:
         for _, columns in added:
             name_ids = [-1, *(self._names.setdefault(each, len(self._names)) for each in columns.speaker_names)]
             speakers.append(np.array(name_ids, dtype=np.int32)[columns.speaker_ids])
-        at, seq, roles, first_person = (
+        at, seq, roles, spoken, first_person = (
             np.concatenate([getattr(columns, name) for _, columns in added])
-            for name in ("at", "seq", "roles", "first_person")
+            for name in ("at", "seq", "roles", "spoken", "first_person")
         )
         self._live += int((roles != ERASED_ROLE).sum())
         # The first session of a segment may continue one of the segment before, or of the branch that this one forks.
@@ -310,6 +319,7 @@ class MessageCatalog:
             "speaker": np.concatenate(speakers),
             "role": roles,
             "place": np.minimum(seq - opening_seqs, MAX_SESSION_PLACE),
+            "spoken": spoken,
             "first_person": first_person,
             "vector": packed,
             "sketch": make_sketches(packed) if self.dimensions else 0,

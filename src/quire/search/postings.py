@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 """Format of every search index. Raise it with each change of the tokenizer, the features, the codec, or of what is
 boilerplate (`quire.rows.boilerplate`): an index with another version is rebuilt."""
 NUMBERS_PER_BLOCK = 16_384

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from quire.search.dates import TimeRange, cut_to_edges, find_time_ranges, is_date_word
 from quire.search.languages import detect_query_languages
@@ -19,6 +19,8 @@ from quire.search.tokenizer import (
     tokenize_word,
 )
 
+AskedKind = Literal["said", "own", "output"]
+"""What a query asks for: what a person or an agent said, what the user said, or what a tool printed."""
 MAX_QUERY_WORDS = 32
 """Distinct words of a query that a search looks up. Later ones are ignored."""
 MAX_EDGE_WORDS = 120
@@ -69,6 +71,15 @@ _ABOUT_REPLY = re.compile(
     r"|\byou (?:advised|described|explained|gave|guided|helped|mentioned|outlined|proposed|provided|recommended|said"
     r"|suggested|told|wrote)\b"
 )
+_ASKS_OWN = re.compile(
+    r"\bi (?:ask(?:ed)?|decided?|mention(?:ed)?|proposed?|request(?:ed)?|said|say|suggest(?:ed)?|tell|told"
+    r"|want(?:ed)?|write|wrote)\b"
+    r"|\bmy (?:idea|instruction|question|request|suggestion)s?\b"
+)
+_ASKS_OUTPUT = re.compile(
+    r"\b(?:abort|complain|conflict|crash|deni|err(?:or|check)|exception|fail|lint|miss(?:es|ing)\b|output|panic|print|refus"
+    r"|reject|time(?:d )?out|traceback|warn|(?:cannot|can't|(?:could|do|does)(?:n't| not))\b)"
+)
 _FIRST_PERSON = re.compile(r"\b(?:i|me|my|mine)\b")
 
 
@@ -102,6 +113,7 @@ class Query:
     asks_summary: bool
     about_reply: bool
     """It refers to what the assistant said."""
+    asks_for: AskedKind
     about_self: bool
     """It is about the speaker ("I", "my"), and not about a reply."""
 
@@ -146,6 +158,7 @@ def parse_query(text: str, *, at: int, speakers: Sequence[str] = (), name: str |
         is_request=bool(_REQUEST.match(low.lstrip())) and not _LOOKS_BACK.search(low) and not _SURVEY.search(low),
         asks_summary=bool(_ASKS_SUMMARY.search(low)),
         about_reply=about_reply,
+        asks_for="own" if _ASKS_OWN.search(low) else "output" if _ASKS_OUTPUT.search(low) else "said",
         about_self=not about_reply and not FIRST_PERSON_WORDS.isdisjoint(re.findall(r"\w+", low)),
     )
 

@@ -61,8 +61,12 @@ WEIGHTS: Mapping[RankingMode, Mapping[str, float]] = MappingProxyType(
 """Weights of the signals. With a budget, messages are chosen for a request: the strengths are log odds, from which the
 cost is subtracted, so that length needs no further weight. As a list, each hit represents its conversation and its
 score is compared between queries: a score from 0 to 1, in which the length of a message is part of BM25."""
-LIST_BONUSES = ("date", "first_person")
-"""Signals for queries that name a day or are about oneself: in a list they are added to the mean of the others."""
+LIST_BONUSES = ("session_opening", "date", "first_person")
+"""Signals of the context, of a day that the query names, and for queries about oneself: in a list they are added to the
+mean of the others, so that they weigh the same with and without a vector."""
+OTHER_KIND_COST = 0.17
+"""Share of its score that a message loses in a list which is of another kind than the query asks for: the output of a
+tool where it asks what was said, or what was said where it asks for an error."""
 COST_WEIGHT = 2.2
 """Utility that each nat of a message's token cost subtracts."""
 SCORE_MIDPOINT, SCORE_SLOPE = 35.0, 6.4
@@ -246,12 +250,17 @@ def compute_list_signals(
 
 
 def score_for_list(signals: Signals) -> FloatArray:
-    """Scores from 0 to 1: the weighted mean of the signals that there are, and the bonuses."""
-    mean_of = {name: signal for name, signal in signals.items() if name not in LIST_BONUSES}
+    """Scores from 0 to 1: the weighted mean of the signals that there are, the bonuses, and the cost of a kind."""
+    mean_of = {name: signal for name, signal in signals.items() if name not in (*LIST_BONUSES, "asked_kind")}
+    if not mean_of:
+        # A query without words and without a vector says nothing about any message.
+        return np.zeros(len(next(iter(signals.values()))), dtype=np.float32)
     scores = sum_weighted(mean_of, "list") / np.float32(sum(WEIGHTS["list"][name] for name in mean_of))
     for name in LIST_BONUSES:
         if name in signals:
             scores += np.float32(WEIGHTS["list"][name]) * signals[name]
+    if "asked_kind" in signals:
+        scores *= 1 - np.float32(OTHER_KIND_COST) * (1 - signals["asked_kind"])
     return np.minimum(scores, 1)
 
 

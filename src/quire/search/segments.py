@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from quire.model.base import lazy_property
 from quire.search.languages import detect_language
-from quire.search.message_features import MessageFeatures, extract_features
+from quire.search.message_features import FRACTION_SCALE, MessageFeatures, extract_features
 from quire.search.passages import group_passages, split_passages
 from quire.search.tokenizer import iter_terms
 from quire.search.vectors import (
@@ -43,7 +43,7 @@ MAX_EMBEDDED_CHARS = 1_000
 """Characters of a message that are embedded."""
 
 FEATURE_NAMES = MessageFeatures._fields
-COLUMN_NAMES = ("seq", "at", "tokens", "roles", "speaker_ids", *FEATURE_NAMES)
+COLUMN_NAMES = ("seq", "at", "tokens", "roles", "speaker_ids", "spoken", *FEATURE_NAMES)
 """The integer columns of `MessageColumns`."""
 
 
@@ -63,6 +63,8 @@ class IndexedMessage(NamedTuple):
     at: int
     text: str
     tokens: int
+    spoken: float = 1.0
+    """Share of the text that a person or an agent said. The rest is a tool's call or result."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class MessageColumns:
     """Positions in `ROLES`, or `ERASED_ROLE`."""
     speaker_ids: IntArray
     """Positions in `speaker_names`, from 1, or 0 for a message without a name."""
+    spoken: IntArray
+    """Share of the text that a person or an agent said, times `FRACTION_SCALE`."""
     first_person: IntArray
     own_opening: IntArray
     time_words: IntArray
@@ -198,6 +202,7 @@ def extend_segment(
         tokens=_to_ints(each.tokens for each in messages),
         roles=_to_ints(ROLES.index(each.role) for each in messages),
         speaker_ids=_to_ints(speaker_ids.get(each.name or "", 0) for each in messages),
+        spoken=_to_ints(round(FRACTION_SCALE * each.spoken) for each in messages),
         **{name: _to_ints(getattr(each, name) for each in features) for name in FEATURE_NAMES},
         speaker_names=tuple(names),
         embedder=embedder.name if embedder is not None else None,
@@ -333,7 +338,7 @@ def erase_messages(segment: Segment, seqs: Collection[int]) -> Segment:
     return Segment(
         replace(
             columns,
-            **{name: np.where(erased, 0, getattr(columns, name)) for name in ("tokens", *FEATURE_NAMES)},
+            **{name: np.where(erased, 0, getattr(columns, name)) for name in ("tokens", "spoken", *FEATURE_NAMES)},
             roles=np.where(erased, ERASED_ROLE, columns.roles),
             speaker_ids=new_ids[speaker_ids],
             speaker_names=tuple(columns.speaker_names[number - 1] for number in used),
