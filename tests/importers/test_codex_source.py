@@ -180,7 +180,8 @@ def test_a_reply_whose_tool_is_running_waits_for_its_usage(tmp_path: Path, age: 
     call = {"type": "function_call", "name": "grind", "arguments": "{}", "call_id": "c1"}
     line = {"timestamp": "2026-01-02T03:04:06Z", "type": "response_item", "payload": call}
     path = write_rollout(tmp_path, make_item("One."), line, age_seconds=age)
-    assert len(read_messages(path)) == count
+    conversation, messages = read_conversation("codex", path)
+    assert (len(messages), conversation.unfinished_replies) == (count, 2 - count)
     assert (find_version(SOURCE, path) is None) == (count == 1)
 
 

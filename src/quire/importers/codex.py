@@ -6,6 +6,7 @@ it. Files may be compressed with Zstandard.
 """
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -78,9 +79,13 @@ class CodexSource(StoredSource):
         parent = get_text(meta, "parent_thread_id") or spawned_by
         is_sub_agent = parent is not None or "subagent" in source
         session = get_text(meta, "session_id") or parent or thread
+        history = _History(path, is_sub_agent=is_sub_agent)
+        # Only after a growing file was read, it is known whether its last reply waits.
+        unfinished = is_growing(path, ABANDONED_SECONDS) and history.has_unfinished(meta)
         yield SourceConversation(
             id=thread,
             messages=_History(path, is_sub_agent=is_sub_agent).read(meta),
+            unfinished_replies=int(unfinished),
             origin=make_origin(
                 self.name, session, get_text(meta, "cwd"), agent=thread if is_sub_agent else None, parent=parent
             ),
@@ -192,6 +197,11 @@ class _History:
         is_running = sum("call_id" in item for item in items) > len(outputs)
         if not is_growing(self._path, ABANDONED_SECONDS if is_running else HOLD_BACK_SECONDS):
             yield from self._end_reply()
+
+    def has_unfinished(self, meta: dict[str, Any]) -> bool:
+        """Reads to the end. Returns whether a reply is held back."""
+        deque(self.read(meta), maxlen=0)
+        return self._reply is not None
 
     def _read_rollout(self, path: Path, *, end: int | None) -> Iterator[SourceMessage | SourceError]:
         """The messages of a file. The copy of another thread's history begins with the meta line of that thread, and is
