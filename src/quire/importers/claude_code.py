@@ -200,7 +200,7 @@ class _Transcript:
             reply = (get_text(message, "id") or uuid) if found.kind == "reply" else ""
             is_complete = bool(message.get("stop_reason"))
             lines[uuid] = found._replace(reply=reply, is_complete=is_complete, dropped=dropped)
-            if (self._queue or self._sent) and found.kind in ("prompt", "aside"):
+            if (self._queue or self._sent) and found.kind != "reply":
                 self._prompts[_read_prompt(value)] = line.number
         elif value.get("subtype") == "compact_boundary":
             self.boundaries[uuid] = get_object(value, "compactMetadata")
