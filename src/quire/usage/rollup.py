@@ -132,7 +132,7 @@ MAX_UNCOUNTED_BRANCHES = 200
 COUNTING_RULES = 3
 """Version of what an entry adds to the roll-up. Conversations counted by older rules are counted again, during other
 work. Version 2 counts the cost of each call instead of each turn, version 3 a request that several transcripts repeat
-once. The index of the migration names it too."""
+once, and an adviser's requests by its model. The index of the migration names it too."""
 MAX_OUTDATED_CONVERSATIONS = 20
 """Conversations counted by older rules that one transaction resets."""
 
