@@ -191,7 +191,7 @@ async def _import_source(
                 on_progress=lambda so_far: bar.update(so_far.files, so_far.total_files),
                 prepare_reread=rereading.prepare,
             )
-            await rereading.print_changes(report.reread)
+            await rereading.print_changes(report.reread, deleted_twins=report.deleted_twins)
         with show_progress("Indexing"):
             await engine.runtime.jobs.wait()
         return report

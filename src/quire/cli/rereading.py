@@ -42,10 +42,13 @@ class Rereading:
     async def _read_costs(self) -> dict[str, int]:
         return {each.conversation: each.cost_nanos for each in await self._store.usage.list_conversation_costs()}
 
-    async def print_changes(self, reread: "Mapping[str, Reread]") -> None:
+    async def print_changes(self, reread: "Mapping[str, Reread]", *, deleted_twins: int) -> None:
         """Says once what reading sessions again has changed."""
         from quire.usage.insights import count_usage
 
+        if deleted_twins:
+            twins = pluralize(deleted_twins, "conversation")
+            print_note(f"{twins} deleted: the gateway had recorded the same session, which is there once now.")
         if not reread:
             return
         await count_usage(self._store.usage)
