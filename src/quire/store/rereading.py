@@ -47,7 +47,7 @@ from quire.model.entry_bodies import parse_body
 from quire.model.json_values import dump_json
 from quire.usage.rollup import reset_usage
 
-_DELETED_TABLES = (paths, entries, manifests, branches, imports)
+_DELETED_TABLES = (entries, manifests, branches, imports)
 """On PostgreSQL the role of the application cannot delete these rows, except by the function for it."""
 _NUMBER_FIELDS = frozenset(
     {"message", "question", "supersedes", "cleared_through", "compaction", "first", "last", "head", "summarized_by"}
@@ -135,6 +135,10 @@ def _delete_rows(connection: Connection, tenant: str, conversation: str, *, is_t
         delete_all = text("SELECT quire_delete_imported(:conversation, :is_twin)")
         connection.execute(delete_all, {"conversation": conversation, "is_twin": is_twin})
     else:
+        # Paths are found by path alone.
+        own_paths = select(entries.c.path).where(entries.c.tenant == tenant, entries.c.conversation == conversation)
+        own = paths.c.tenant == tenant, paths.c.conversation == conversation
+        connection.execute(delete(paths).where(*own, paths.c.path.in_(own_paths)))
         for table in (*_DELETED_TABLES, *((conversations,) if is_twin else ())):
             connection.execute(delete(table).where(table.c.tenant == tenant, table.c.conversation == conversation))
     for table in (blob_uses, request_bodies, unindexed_branches, uncounted_branches, archived_replies):
@@ -171,8 +175,11 @@ class _KeptEntries:
         self._continued = [dict(row) for row in rows]
         oldest = min((row["written_at"] for row in self._continued), default=None)
         own = entries.c.tenant == tenant, entries.c.conversation == self._conversation
-        rows = connection.execute(select(*ENTRY_COLUMNS).where(*own).order_by(entries.c.branch, entries.c.seq))
+        # Most conversations have nothing but their import.
+        places = {(row[0], row[1]) for row in connection.execute(select(entries.c.branch, entries.c.seq).where(*own))}
         imported = {position: item for item, position in ledger.items()}
+        query = select(*ENTRY_COLUMNS).where(*own).order_by(entries.c.branch, entries.c.seq)
+        rows = connection.execute(query) if oldest is not None or places - imported.keys() else ()
         self._ledger: dict[Position, tuple[str, bytes]] = {}
         """Items of sessions that continue the conversation in other files."""
         for entry in map(Entry._make, rows):

@@ -16,6 +16,7 @@ OWN = "tenant = current_setting('quire.tenant') AND conversation = imported"
 def upgrade() -> None:
     is_postgres = op.get_bind().dialect.name == "postgresql"
     key, big, data = ('TEXT COLLATE "C"', "BIGINT", "BYTEA") if is_postgres else ("TEXT", "INTEGER", "BLOB")
+    op.execute("DROP INDEX quire_imports_item")
     for table in ("imports", "imported_files"):
         op.execute(f"ALTER TABLE quire_{table} ADD COLUMN reads INTEGER NOT NULL DEFAULT 1")
     op.execute(
@@ -49,7 +50,7 @@ def upgrade() -> None:
             IF NOT EXISTS (SELECT 1 FROM quire_imports WHERE {OWN}) THEN
                 RETURN;
             END IF;
-            DELETE FROM quire_paths WHERE {OWN};
+            DELETE FROM quire_paths WHERE {OWN} AND path IN (SELECT path FROM quire_entries WHERE {OWN});
             DELETE FROM quire_entries WHERE {OWN};
             DELETE FROM quire_manifests WHERE {OWN};
             DELETE FROM quire_branches WHERE {OWN};
