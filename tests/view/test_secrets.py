@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from quire.model import FilePart, Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from quire.view.secrets import TOKEN_FORMATS, find_secrets, mask_message, mask_secret_values, mask_secrets
-from secret_samples import SecretSample, list_samples
+from secret_samples import SecretGenerator, SecretSample, list_samples
 
 SAMPLES = list_samples()
 ORDINARY_WORDS = (
@@ -62,6 +62,16 @@ def test_every_token_format_has_a_sample():
     assert {kind for kind, _, _ in TOKEN_FORMATS} <= {sample.kind for sample in SAMPLES}
 
 
+@pytest.mark.parametrize("form", range(len([*SecretGenerator(0).write_key_forms()])))
+def test_a_private_key_is_masked_however_it_is_printed(form: int):
+    text, lines = [*SecretGenerator(0).write_key_forms()][form]
+    for written in (text, json.dumps(text), json.dumps(json.dumps(text))):
+        masked = mask_secrets(f"Before {written} after")
+        assert not [line for line in lines if line in masked or line.replace("/", "\\/") in masked]
+        assert masked.startswith("Before ")
+        assert masked.endswith(" after")
+
+
 def test_a_key_cut_from_a_tool_result_hides_only_the_key():
     body = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7"
     masked = mask_secrets(f"-----BEGIN PRIVATE KEY-----\n{body}\n[truncated] The tests pass now.")
@@ -86,6 +96,10 @@ def test_a_key_cut_from_a_tool_result_hides_only_the_key():
         "key=value, sort_key: created_at, primary_key=conversation, keys: ['a', 'b']",
         "PWD=/home/Ada/project1 OLDPWD=/Home/Ada2 pwd: ./Some/Folder3 bypass=Allowed123 pass: 128 of 130 tests",
         "quire ask --password PROMPT --token FILE, PUBLIC_KEY=a1b2c3d4e5f6a7b8c9d0, Cookie: theme=dark; lang=en-US",
+        "re_compile_everything_again_and_again_until_done, fw_configurationmanagerservice, as-soon-as-possible",
+        "key-0123456789abcdef0123456789abcdef-cache, secret_sauce_of_the_whole_restaurant_is_paprika_and_salt",
+        "session sess-1 of sk_learn, pa-rameters-of-the-function-that-we-call-later, sl.slots, v1.0-beta.1, pat.py",
+        "if '-----BEGIN PRIVATE KEY-----' in text and '-----END PRIVATE KEY-----' in text: refuse(text)",
         "machine learning: login with a password or a passkey. a\u200bzero\u200bwidth\u200bspace",
     ],
 )
@@ -208,6 +222,12 @@ HOSTILE_UNITS = (
     "a\u200b",
     "_KEY=",
     "--token ",
+    "-----BEGIN PRIVATE KEY-----",
+    "-----BEGIN PRIVATE KEY-----" + "\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcw" * 40,
+    "-----BEGIN PRIVATE KEY-----" + " abcdefghijklmnopqrstuvwxyz01234" * 40,
+    "Private-Lines: 12 ",
+    "eyJhbGciOi.",
+    "fw_aaaaaaaa",
 )
 MAX_SECONDS_PER_MEGABYTE = 3.0
 """CPU time; the slowest of these texts takes a quarter of it."""

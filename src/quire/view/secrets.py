@@ -76,15 +76,36 @@ _BASE64 = rf"(?:[A-Za-z0-9+]|{_SLASH})"
 _GAP = r"(?:\s|\\{1,4}[nrt])"
 """White space, also as a JSON escape."""
 _ASSIGNS = r"\\{0,4}[\"']?\]?[ \t]{0,4}(?:=>|:=|[=:])[ \t]{0,4}\\{0,4}[\"'`]?"
-_KEY_BEGIN = r"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----"
-_KEY_CHAR = r"[A-Za-z0-9+/=\s\\:,.()]"
-_KEY_END = r"-----END [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----"
+_SPACE = r"(?: |%20|\+)"
+_KEY_NAME = rf"{_SPACE}(?:[A-Z0-9]|{_SPACE}){{0,30}}PRIVATE{_SPACE}KEY(?:{_SPACE}BLOCK)?"
+_KEY_BEGIN = rf"(?:-----BEGIN{_KEY_NAME}-----|---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----)"
+_KEY_END = rf"(?:-----END{_KEY_NAME}-----|---- END SSH2 ENCRYPTED PRIVATE KEY ----)"
+_IN_KEY = r"(?:(?!---- ?-?(?:BEGIN|END))[^\[\]{}])"
+"""A character before the next marker. Lines of a key may be numbered, quoted, commented or string literals. Without
+brackets, so that JSON stays valid."""
+_KEY_GAP = r"(?:\\{1,4}[nrt]|[A-Z][A-Za-z-]{2,20}: [^\r\n\\]{0,100}+|[0-9]{1,6}(?![A-Za-z0-9+/=])|[^A-Za-z0-9+/=])"
+_KEY_LINES = rf"(?:{_KEY_GAP}{{0,60}}+(?:{_BASE64}|=){{16,}}+)+"
+
+_ENCODED_KEYS = (
+    "SU0EgUFJJVkFUR",
+    "QUklWQVRFIEtFW",
+    "FQyBQUklWQVRFIEtFW",
+    "PUEVOU1NIIFBSSVZBVEUgS0VZ",
+    "FTkNSWVBURUQgUFJJVkFUR",
+    "EU0EgUFJJVkFUR",
+    "QR1AgUFJJVkFUR",
+)
+"""What follows the base64 of `-----BEGIN` where a private key does, as in a file of Kubernetes or a variable of CI."""
 
 TOKEN_FORMATS = (
     ("Quire API key", "quire_", r"[0-9a-z]{26}_[0-9A-Za-z]{43}"),
     ("GitHub token", "ghp_ gho_ ghu_ ghs_ ghr_", r"[A-Za-z0-9_.-]{36,}+"),
     ("GitHub fine-grained token", "github_pat_", r"[A-Za-z0-9_]{40,}+"),
-    ("GitLab token", "glpat- gldt- glrt- glcbt- glptt-", r"[A-Za-z0-9_.-]{20,}+"),
+    (
+        "GitLab token",
+        "glpat- gldt- glrt- glrtr- glcbt- glptt- gloas- glft- glimt- glagent- glsoat- glffct-",
+        r"[A-Za-z0-9_.-]{20,}+",
+    ),
     ("Slack token", "xoxb- xoxp- xoxa- xoxe- xoxo- xoxr- xoxs- xoxc- xoxd- xapp-", r"[A-Za-z0-9%-]{10,}+"),
     ("Stripe key", "sk_live_ sk_test_ rk_live_ rk_test_", r"[A-Za-z0-9]{16,}+"),
     ("webhook secret", "whsec_", r"[A-Za-z0-9+/=_-]{24,}+"),
@@ -100,7 +121,7 @@ TOKEN_FORMATS = (
     ("PyPI token", "pypi-", r"Ag[A-Za-z0-9_-]{50,}+"),
     ("Twilio API key", "SK", r"[0-9a-f]{32}(?![A-Za-z0-9])"),
     ("SendGrid API key", "SG.", r"[A-Za-z0-9_-]{16,32}\.[A-Za-z0-9_-]{32,64}"),
-    ("Hugging Face token", "hf_", r"[A-Za-z0-9]{30,}+"),
+    ("Hugging Face token", "hf_ api_org_", r"[A-Za-z0-9]{30,}+"),
     ("Groq API key", "gsk_", r"[A-Za-z0-9]{40,}+"),
     ("xAI API key", "xai-", r"[A-Za-z0-9]{60,}+"),
     ("LangSmith API key", "lsv2_pt_ lsv2_sk_", r"[0-9a-f]{32}_[0-9a-f]{10}(?![A-Za-z0-9])"),
@@ -109,33 +130,128 @@ TOKEN_FORMATS = (
     ("DigitalOcean token", "dop_v1_ doo_v1_ dor_v1_", r"[0-9a-f]{64}"),
     ("Shopify token", "shpat_ shpca_ shppa_ shpss_", r"[0-9a-fA-F]{32}"),
     ("Databricks token", "dapi", r"[0-9a-f]{32}(?![A-Za-z0-9])"),
-    ("Docker token", "dckr_pat_", r"[A-Za-z0-9_-]{20,}+"),
-    ("HashiCorp Vault token", "hvs. hvb.", r"[A-Za-z0-9_-]{24,}+"),
-    ("Linear API key", "lin_api_", r"[A-Za-z0-9]{32,}+"),
+    ("Docker token", "dckr_pat_ dckr_oat_", r"[A-Za-z0-9_-]{20,}+"),
+    ("HashiCorp Vault token", "hvs. hvb. hvr.", r"[A-Za-z0-9_-]{24,}+"),
+    ("Linear API key", "lin_api_ lin_oauth_", r"[A-Za-z0-9]{32,}+"),
     ("Notion token", "ntn_", r"[A-Za-z0-9]{40,}+"),
     ("Grafana token", "glsa_", r"[A-Za-z0-9_]{32,}+"),
     ("Sentry token", "sntrys_ sntryu_", r"[A-Za-z0-9_=+/-]{40,}+"),
     ("Tailscale key", "tskey-", r"[a-z]{2,12}-[A-Za-z0-9-]{16,}+"),
-    ("age secret key", "AGE-SECRET-KEY-1", r"[0-9A-Z]{58}"),
+    ("age secret key", "AGE-SECRET-KEY-1 AGE-SECRET-KEY-PQ-1", r"[0-9A-Z]{58,}+"),
+    ("private key", "LS0tLS1CRUdJTi", rf"B(?:{'|'.join(_ENCODED_KEYS)})(?:{_BASE64}|=|{_GAP}){{64,}}+"),
+    ("Amazon Bedrock API key", "ABSK bedrock-api-key-", rf"(?:{_BASE64}|=){{80,}}+"),
+    ("Google API key", "AQ.", r"Ab8R[A-Za-z0-9_-]{40,}+"),
+    ("Supabase key", "sbp_", r"[0-9a-f]{40}(?![A-Za-z0-9])"),
+    ("Supabase key", "sb_secret_", r"[A-Za-z0-9_-]{20,}+"),
+    ("Vercel token", "vcp_ vck_ vci_ vca_ vcr_", r"[A-Za-z0-9]{24,}+"),
+    ("Vercel token", "vercel_blob_rw_", r"[A-Za-z0-9_]{24,}+"),
+    ("Netlify token", "nfp_ nfc_ nfo_ nfu_ nfb_", r"[A-Za-z0-9]{36}(?![A-Za-z0-9])"),
+    ("Render API key", "rnd_", r"[A-Za-z0-9]{28,}+"),
+    ("Heroku API key", "HRKU-", r"[A-Za-z0-9_-]{30,}+"),
+    ("Cloudflare origin key", "v1.0-", r"[0-9a-f]{24}-[0-9a-f]{100,}+"),
+    ("RubyGems API key", "rubygems_", r"[0-9a-f]{48}"),
+    ("crates.io token", "cio", r"[A-Za-z0-9]{32}(?![A-Za-z0-9])"),
+    ("NuGet API key", "oy2", r"[a-z0-9]{43}(?![A-Za-z0-9])"),
+    ("Atlassian token", "ATATT3 ATCTT3", r"[A-Za-z0-9_=-]{40,}+"),
+    ("Atlassian token", "ATBB", r"[A-Za-z0-9]{32}(?![A-Za-z0-9])"),
+    ("Airtable token", "pat", r"[A-Za-z0-9]{14}\.[0-9a-f]{64}(?![A-Za-z0-9])"),
+    ("Figma token", "figd_ figu_ figo_", r"[A-Za-z0-9_-]{36,}+"),
+    ("Postman API key", "PMAK-", r"[0-9a-f]{24}-[0-9a-f]{34}"),
+    ("New Relic key", "NRAK- NRII- NRIQ- NRRA- NRJS-", r"[A-Za-z0-9_-]{19,42}+"),
+    ("Grafana token", "glc_", r"[A-Za-z0-9+/=_-]{40,}+"),
+    ("Doppler token", "dp.pt. dp.st. dp.ct. dp.sa. dp.scim. dp.audit.", r"[A-Za-z0-9_.-]{40,}+"),
+    ("Dynatrace token", "dt0c01. dt0s01. dt0s16.", r"[A-Z0-9]{8,24}\.[A-Z0-9]{64}"),
+    ("1Password token", "ops_eyJ", r"[A-Za-z0-9+/=_-]{100,}+"),
+    ("Pulumi token", "pul-", r"[0-9a-f]{40}(?![A-Za-z0-9])"),
+    ("CircleCI token", "CCIPAT_ CCIPRJ_", r"[A-Za-z0-9]{16,}+_[0-9a-f]{40}"),
+    ("Buildkite token", "bkua_ bkct_ bkaj_", r"[A-Za-z0-9]{40,}+"),
+    ("Artifactory key", "AKCp", r"[A-Za-z0-9]{60,}+"),
+    ("Artifactory key", "cmVmdGtuOj", r"[A-Za-z0-9]{48,}+"),
+    ("PlanetScale token", "pscale_tkn_ pscale_pw_ pscale_oauth_", r"[A-Za-z0-9_.=-]{32,}+"),
+    ("Neon API key", "napi_", r"[a-z0-9]{48,}+"),
+    ("MongoDB Atlas secret", "mdb_sa_sk_", r"[A-Za-z0-9_-]{40,}+"),
+    ("Mapbox token", "sk.eyJ", r"[A-Za-z0-9_-]{40,}+\.[A-Za-z0-9_-]{20,}+"),
+    ("Mailgun key", "key-", r"[0-9a-f]{32}(?![A-Za-z0-9-])"),
+    ("Resend API key", "re_", r"[A-Za-z0-9]{8}_[A-Za-z0-9]{24}(?![A-Za-z0-9_])"),
+    ("Brevo API key", "xkeysib- xsmtpsib-", r"[0-9a-f]{64}-[A-Za-z0-9]{16}"),
+    ("Square token", "sq0atp- sq0csp-", r"[A-Za-z0-9_-]{22,43}+"),
+    ("Square token", "EAAA", r"[A-Za-z0-9_-]{60}(?![A-Za-z0-9_-])"),
+    ("Facebook token", "EAA", r"[A-Za-z0-9]{100,}+"),
+    (
+        "Plaid token",
+        "access-sandbox- access-production- access-development-",
+        r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    ),
+    ("Dropbox token", "sl.", r"[A-Za-z0-9_.-]{130,}+"),
+    ("Contentful token", "CFPAT-", r"[A-Za-z0-9_-]{43}"),
+    ("Typeform token", "tfp_", r"[A-Za-z0-9_.-]{40,}+"),
+    ("PostHog key", "phx_", r"[A-Za-z0-9]{40,}+"),
+    ("Sourcegraph token", "sgp_", r"(?:[0-9a-f]{16}_)?[0-9A-Za-z]{40,}+"),
+    ("Duffel token", "duffel_live_ duffel_test_", r"[A-Za-z0-9_=-]{40,}+"),
+    ("EasyPost key", "EZAK EZTK", r"[A-Za-z0-9]{54}(?![A-Za-z0-9])"),
+    ("Shippo token", "shippo_live_ shippo_test_", r"[0-9a-f]{40}"),
+    ("Flutterwave key", "FLWSECK- FLWSECK_TEST-", r"[0-9a-zA-Z]{12,}+-X"),
+    ("Together API key", "tgp_v1_", r"[A-Za-z0-9_-]{40,}+"),
+    ("Fireworks API key", "fw_", r"(?=[A-Za-z]*+[0-9])[A-Za-z0-9]{20,}+(?![A-Za-z0-9_])"),
+    ("Cerebras API key", "csk-", r"[a-z0-9]{40,}+"),
+    ("NVIDIA API key", "nvapi-", r"[A-Za-z0-9_-]{60,}+"),
+    ("Anyscale key", "esecret_", r"[A-Za-z0-9]{24,}+"),
+    ("Pinecone API key", "pcsk_", r"[A-Za-z0-9_]{48,}+"),
+    ("ElevenLabs API key", "sk_", r"[0-9a-f]{48}(?![A-Za-z0-9])"),
+    ("Voyage API key", "pa-", r"(?=[A-Za-z_-]*+[0-9])[A-Za-z0-9_-]{43}(?![A-Za-z0-9_-])"),
+    ("Jina API key", "jina_", r"[A-Za-z0-9_-]{56,}+"),
+    ("Tavily API key", "tvly-", r"[A-Za-z0-9-]{24,}+"),
+    ("Firecrawl API key", "fc-", r"[0-9a-f]{32}(?![A-Za-z0-9-])"),
+    ("Langfuse key", "sk-lf-", r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
+    ("Helicone key", "sk-helicone-", r"[a-z0-9-]{20,}+"),
+    ("Modal token", "ak- as-", r"(?=[A-Za-z]*+[0-9])[A-Za-z0-9]{22}(?![A-Za-z0-9_-])"),
+    ("RunPod API key", "rpa_", r"[A-Za-z0-9]{40,}+"),
+    ("Apify token", "apify_api_", r"[A-Za-z0-9]{30,}+"),
+    ("Browserbase key", "bb_live_", r"[A-Za-z0-9_-]{20,}+"),
+    ("SonarQube token", "squ_ sqp_ sqa_", r"[0-9a-f]{40}(?![A-Za-z0-9])"),
+    ("Ory token", "ory_pat_ ory_st_ ory_apikey_", r"[A-Za-z0-9]{32,}+"),
+    ("Notion token", "secret_", r"[A-Za-z0-9]{43}(?![A-Za-z0-9_])"),
+    ("OpenAI session token", "sess-", r"[A-Za-z0-9]{40}(?![A-Za-z0-9])"),
+    ("Prefect key", "pnu_ pnb_", r"[A-Za-z0-9]{36}(?![A-Za-z0-9])"),
+    ("Scalingo token", "tk-us-", r"[A-Za-z0-9_-]{48}"),
+    ("Databricks token", "dose", r"[0-9a-f]{32}(?![A-Za-z0-9])"),
 )
 """Tokens with a public prefix: kind, prefixes, body."""
 
 _CONTEXTS = (
     (
         "private key",
-        ("-----BEGIN ",),
-        rf"(?P<secret>(?P<head>{_KEY_BEGIN})(?:{_KEY_CHAR}|-(?!-)){{16}}{_KEY_CHAR}*+(?:-(?!-){_KEY_CHAR}*+)*{_KEY_END})",
+        ("-----BEGIN", "---- BEGIN SSH2"),
+        rf"(?P<secret>(?P<head>{_KEY_BEGIN})(?>{_IN_KEY}{{0,1000}}?[A-Za-z0-9+/]{{32}}){_IN_KEY}{{0,20000}}+{_KEY_END})",
     ),
     # Without its end, as a truncated tool result has it.
+    ("private key", ("-----BEGIN",), rf"(?P<secret>(?P<head>{_KEY_BEGIN}){_KEY_LINES})"),
+    ("private key", ("Private-Lines:",), rf"Private-Lines: {{0,2}}[0-9]{{1,4}}(?P<secret>{_KEY_LINES})"),
     (
-        "private key",
-        ("-----BEGIN ",),
-        rf"(?P<secret>(?P<head>{_KEY_BEGIN})(?:(?:\s|\\{{1,4}}[nr])*(?:{_BASE64}|=){{16,}})+)",
+        "Google OAuth refresh token",
+        ("1//0", "1\\"),
+        rf"{_SEGMENT_START}(?P<secret>(?P<head>1{_SLASH}{_SLASH}0)[A-Za-z0-9_-]{{40,}}+)",
     ),
+    (
+        "AWS session token",
+        ("IQoJb3JpZ2lu",),
+        rf"{_WORD_START}(?P<secret>(?P<head>IQoJb3JpZ2lu)(?:{_BASE64}|=){{80,}}+)",
+    ),
+    (
+        "Fly.io token",
+        ("fm2_",),
+        rf"{_WORD_START}(?P<secret>(?P<head>fm2_)(?:{_BASE64}|[=_,-]){{40,}}+)",
+    ),
+    (
+        "PayPal access token",
+        ("access_token$",),
+        r"(?P<secret>(?P<head>access_token\$)[a-z]{4,12}\$[0-9a-z]{16}\$[0-9a-f]{32})",
+    ),
+    ("Terraform token", (".atlasv1.",), r"(?<=[A-Za-z0-9]{14})(?P<secret>(?P<head>\.atlasv1\.)[A-Za-z0-9_=-]{60,}+)"),
     (
         "JWT",
         ("eyJ",),
-        rf"{_SEGMENT_START}(?P<secret>(?P<head>eyJ)[\w-]{{8,}}+\.[\w-]{{8,}}+\.[\w-]{{16,}}+)",
+        rf"{_SEGMENT_START}(?P<secret>(?P<head>eyJ)[\w-]{{8,}}+\.[\w-]*+\.[\w-]{{16,}}+(?:\.[\w-]{{8,}}+\.[\w-]{{16,}}+)?)",
     ),
     (
         "AWS secret access key",
@@ -152,7 +268,7 @@ _CONTEXTS = (
         ("AccountKey=", "SharedAccessKey="),
         rf"(?:AccountKey|SharedAccessKey)=(?P<secret>{_BASE64}{{40,100}}={{0,2}})",
     ),
-    ("Azure shared access signature", ("sig=",), r"(?<=[?&;])sig=(?P<secret>[A-Za-z0-9%+/=]{40,100}+)"),
+    ("Azure shared access signature", ("sig=",), r"(?:(?<=[?&;])|(?<=u0026))sig=(?P<secret>[A-Za-z0-9%+/=]{40,100}+)"),
     (
         "Azure client secret",
         ("Q~",),
@@ -249,7 +365,7 @@ _ASSIGNMENT_NAMES = ("secret", "token", "passw", "passphrase", "key", "credentia
 
 _ASSIGNMENT = re.compile(
     r"(?i:(?P<name>secret|token|password|passwd|passphrase|credential|"
-    r"(?:(?<=api)|(?<=api[_-])|(?<=access[_-])|(?<=access)|(?<=private[_-])|(?<=auth[_-])|(?<=account[_-]))key)"
+    r"(?:(?<=api)|(?<=api[_-])|(?<=access[_-])|(?<=access)|(?<=private[_-])|(?<=private)|(?<=auth[_-])|(?<=account[_-]))key)"
     r"s?(?:[_-]?(?:key|value|base64|prod|dev|test|live|v?[0-9]{1,2})){0,2})"
     r"\\{0,4}[\"']?\]?[ \t]{0,4}(?:=>|:=|[=:])[ \t]{0,4}"
     rf"(?:\\{{0,4}}[\"'`](?P<quoted>[^\s\"'`\\…]{{8,{MAX_ASSIGNED_CHARS}}}+)"
@@ -393,9 +509,10 @@ def _find_prefixed(text: str) -> Iterator[SecretMatch]:
         while (prefix := _PREFIX.search(text, position, end)) is not None:
             kind, pattern = _PREFIX_FORMATS[prefix[0]]
             body = pattern.match(text, prefix.end())
-            position = prefix.end()
+            # Another prefix may begin within this one: after a line break in JSON, `\\napi_org_` is not `napi_`.
+            position = prefix.start() + 1
             if body is not None:
-                position = max(position, body.end() - MAX_RESCANNED_CHARS)
+                position = max(prefix.end(), body.end() - MAX_RESCANNED_CHARS)
                 if not _is_placeholder(body[0]):
                     yield SecretMatch(kind, prefix.start(), body.end(), prefix[0])
 
