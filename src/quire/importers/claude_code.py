@@ -86,7 +86,7 @@ class ClaudeCodeSource:
         first = transcript.first
         if first is None:
             return
-        session, created_at = get_text(first, "sessionId") or path.stem, parse_time(first.get("timestamp"))
+        session = get_text(first, "sessionId") or path.stem
         origin = ConversationOrigin(client=self.name, session=session, project=get_text(first, "cwd"))
         if transcript.is_sub_agent:
             meta: Any = None
@@ -94,23 +94,16 @@ class ClaudeCodeSource:
                 meta = parse_json(stream.read(MAX_META_BYTES))
             meta = meta if is_object(meta) else {}
             agent, parent = get_text(first, "agentId") or path.stem, get_text(meta, "parentAgentId") or session
-            yield transcript.build_conversation(
-                id=f"{session}/{path.stem}",
-                title=transcript.title or get_text(meta, "description") or "",
-                origin=origin.model_copy(update={"agent": agent, "parent_agent": parent, "purpose": "subagent"}),
-                created_at=created_at,
-            )
+            origin = origin.model_copy(update={"agent": agent, "parent_agent": parent, "purpose": "subagent"})
+            title = transcript.title or get_text(meta, "description") or ""
+            yield transcript.build_conversation(f"{session}/{path.stem}", origin, title=title)
             return
-        yield transcript.build_conversation(id=path.stem, title=transcript.title, origin=origin, created_at=created_at)
+        yield transcript.build_conversation(path.stem, origin, title=transcript.title)
         if transcript.side_chains:
             # The sub-agents of older versions, whose lines are in the file of the session; each begins a branch.
             names = {"agent": "side-chains", "parent_agent": session, "purpose": "subagent"}
-            yield transcript.build_conversation(
-                id=f"{path.stem}/side-chains",
-                origin=origin.model_copy(update=names),
-                created_at=created_at,
-                side_chains=True,
-            )
+            origin = origin.model_copy(update=names)
+            yield transcript.build_conversation(f"{path.stem}/side-chains", origin, side_chains=True)
 
 
 _Kind = Literal["reply", "prompt", "summary", "message", "aside", "link"]
@@ -224,7 +217,7 @@ class _Transcript:
                 self._sent.append((text, line.number, queued))
 
     def build_conversation(
-        self, *, id: str, origin: ConversationOrigin, created_at: int | None, title: str = "", side_chains: bool = False
+        self, id: str, origin: ConversationOrigin, *, title: str = "", side_chains: bool = False
     ) -> SourceConversation:
         chain = _Chain(self, side_chains=side_chains)
         first = next(iter(self.lines.values()), None)
@@ -235,7 +228,7 @@ class _Transcript:
             messages=self._read_messages(chain, unfinished, () if side_chains else self._errors),
             title=title,
             origin=origin,
-            created_at=created_at,
+            created_at=parse_time((self.first or {}).get("timestamp")),
             dropped=(BEGINNING,) if is_part else (),
             unfinished_replies=int(unfinished is not None),
         )
