@@ -27,7 +27,8 @@ from typing import IO, Any, NamedTuple, cast
 
 import pytest
 
-import corpus
+from corpus import compare_sessions
+from corpus_files import find_beside, list_files, unpack
 from quire.importers.base import SourceConversation, SourceError, SourceMessage
 from quire.importers.registry import SOURCES
 from quire.model import ToolCallPart, ToolResultPart
@@ -678,23 +679,30 @@ def run_fixtures(only: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def run_corpus(folder: Path, only: Sequence[str]) -> dict[str, Any]:
+def run_corpus(folders: Sequence[Path], only: Sequence[str]) -> dict[str, Any]:
     """Compares the smallest sessions that each mutant changes, with and without it."""
     found: dict[str, Any] = {}
-    files = sorted(corpus.find_files(folder), key=lambda each: each[0].stat().st_size)
-    for mutant, program in list_pairs():
-        if only and mutant.name not in only:
-            continue
-        changed = select_changed(mutant, program, [path for path, of in files if of == program])
-        before, after = compare_files(changed, program, UNCHANGED), compare_files(changed, program, mutant.name)
-        seen = sorted({kind for name, kind, detail in after - before})
-        sessions = sorted({name for name, _, _ in after - before})
-        key = f"{program}: {mutant.name}"
-        found[key] = {"found": bool(seen), "sessions": [each.name for each in changed], "in": sessions, "classes": seen}
-        print(
-            f"{'found ' if seen else 'MISSED'} {key} (in {len(sessions)} of {len(changed)} sessions: {', '.join(seen)})"
-        )
+    files = list_files(folders, PROGRAMS)
+    with tempfile.TemporaryDirectory(prefix="quire-mutants-") as scratch:
+        paths = unpack(files, Path(scratch))
+        for mutant, program in list_pairs():
+            if only and mutant.name not in only:
+                continue
+            candidates = sorted((paths[each.name] for each in files if each.program == program), key=get_size)
+            changed = select_changed(mutant, program, candidates)
+            before, after = compare_files(changed, program, UNCHANGED), compare_files(changed, program, mutant.name)
+            classes = sorted({kind for name, kind, detail in after - before})
+            sessions = sorted({name for name, _, _ in after - before})
+            key = f"{program}: {mutant.name}"
+            names = [each.name for each in changed]
+            found[key] = {"found": bool(classes), "sessions": names, "in": sessions, "classes": classes}
+            verdict = "found " if classes else "MISSED"
+            print(f"{verdict} {key} (in {len(sessions)} of {len(changed)} sessions: {', '.join(classes)})", flush=True)
     return found
+
+
+def get_size(path: Path) -> int:
+    return path.stat().st_size
 
 
 def select_changed(mutant: Mutant, program: str, paths: Sequence[Path]) -> list[Path]:
@@ -720,7 +728,7 @@ def read_all(items: Iterable[SourceConversation | SourceError]) -> list[object]:
 def compare_files(paths: Sequence[Path], program: str, name: str) -> set[tuple[str, str, str]]:
     """Name, class and detail of each difference between the files and what is stored of them."""
     with tempfile.TemporaryDirectory(prefix="quire-mutants-") as home, activate(program, name):
-        sessions = asyncio.run(corpus.compare_sessions([(path, program) for path in paths], Path(home)))
+        sessions = asyncio.run(compare_sessions([(path, program) for path in paths], Path(home)))
     return {(each.name, one.kind, one.detail) for each in sessions for one in each.differences}
 
 
@@ -746,9 +754,10 @@ def main() -> None:
     parser.add_argument("--corpus", action="store_true", help="compare stored sessions with each mutant")
     options = parser.parse_args()
     if options.corpus:
-        if "QUIRE_CORPUS" not in os.environ:
+        folders = [Path(folder)] if (folder := os.environ.get("QUIRE_CORPUS")) else find_beside()
+        if not folders:
             parser.error("set QUIRE_CORPUS to a folder with stored sessions")
-        store_results("corpus", run_corpus(Path(os.environ["QUIRE_CORPUS"]), options.only))
+        store_results("corpus", run_corpus(folders, options.only))
     if options.fixtures:
         store_results("fixtures", run_fixtures(options.only))
 
