@@ -9,7 +9,18 @@ import pytest
 from infra.agent_homes import plant, write_clean_session
 from quire.engine import open_engine, source_scan
 from quire.engine.file_import import ImportOptions
-from quire.engine.source_scan import find_sources, import_sources, watch_sources
+from quire.engine.source_scan import (
+    FoundFile,
+    FoundSource,
+    find_sources,
+    import_sources,
+    select_changed,
+    select_outdated,
+    watch_sources,
+)
+from quire.importers.base import find_reads
+from quire.importers.registry import SOURCES
+from quire.log.observations import FileVersion, make_file_key
 
 IDLE_FILES = 100
 
@@ -61,3 +72,15 @@ async def test_looking_for_changes_takes_a_small_share_of_a_core(tmp_path: Path,
     # From one look to the next, the look took at most half a percent.
     shares = [cost / (later - earlier) for cost, earlier, later in zip(used, pauses, pauses[1:], strict=False)]
     assert max(shares) <= 0.005, shares
+
+
+def test_files_that_an_earlier_reader_read_are_read_again_only_where_that_is_asked_for(tmp_path: Path):
+    source = SOURCES["codex"]
+    path = tmp_path / "rollout-1.jsonl"
+    key = make_file_key(source.name, str(path))
+    found = [FoundSource(source, (), [FoundFile(path, 1, 1)])]
+    for reads, is_outdated in ((find_reads(source) - 1, True), (find_reads(source), False)):
+        known = {key: FileVersion(key, 1, 1, reads)}
+        assert select_changed(found, known) == []
+        assert bool(select_changed(found, known, rereads=True)) == is_outdated
+        assert bool(select_outdated(found, known)) == is_outdated
