@@ -31,7 +31,7 @@ def test_transcripts_are_imported_once_and_listed(home: CliHome):
     assert second.stdout == (
         f"Imported 0 new messages in 0 conversations from 3 files; {first['messages']} known already.\n"
     )
-    assert second.stderr == ""
+    assert second.stderr == "Codex does not store: summaries of the provider.\n"
     assert "Greet them." in invoke_cli("conversation", "list", "--all").stdout
     assert invoke_cli("conversation", "verify", "--all").exit_code == 0
 
@@ -139,6 +139,7 @@ def test_a_file_is_followed_as_it_grows(home: CliHome):
     command = [sys.executable, "-m", "quire", "import", "codex", str(folder), "--watch", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
+        assert process.stderr.readline().startswith("Codex does not store")
         assert process.stderr.readline().startswith("Watching Codex")
         with path.open("a") as stream:
             stream.write("".join(lines[8:]))

@@ -27,6 +27,7 @@ ABANDONED_SECONDS = 600
 
 NotStored = Literal[
     "sub-agents",
+    "summaries of the provider",
     "tool calls",
     "tool results",
     "times",

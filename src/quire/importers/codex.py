@@ -53,7 +53,7 @@ _BOOKKEEPING_TYPES = frozenset({"event_msg", "session_meta", "turn_context", "wo
 class CodexSource(StoredSource):
     name = "codex"
     title = "Codex"
-    not_stored = ("cost",)
+    not_stored = ("summaries of the provider", "cost")
     reads = 2
 
     def list_places(self, env: Mapping[str, str]) -> Iterable[Path]:
