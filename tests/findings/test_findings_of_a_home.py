@@ -148,6 +148,19 @@ def test_a_second_scan_reads_only_what_changed(agent_home: Path, monkeypatch: py
     assert read == [paths[0]]
 
 
+def test_nothing_is_concluded_from_a_file_that_begins_in_the_middle(agent_home: Path):
+    projects = agent_home / ".claude" / "projects"
+    for number in range(2):
+        plant(projects, "fixed_prompt", number)
+    path = sorted(projects.rglob("*.jsonl"))[0]
+    lines = path.read_text().splitlines()
+    first = next(index for index, line in enumerate(lines) if json.loads(line).get("uuid"))
+    lines[first] = json.dumps({**json.loads(lines[first]), "parentUuid": "in another file"})
+    path.write_text("\n".join(lines) + "\n")
+    found = {each["kind"]: each["total"] for each in scan()["findings"]}
+    assert found["fixed_prompt"] == 1
+
+
 def test_a_purge_erases_what_was_noticed(agent_home: Path):
     projects = agent_home / ".claude" / "projects"
     plant(projects, "large_file", 1)
