@@ -262,7 +262,7 @@ class _History:
         id_ = get_text(item, "id") or _make_id(value)
         item.pop(_ITEM_METADATA, None)
         if kind == "agent_message":
-            # What another agent told this one. A part of it may be encrypted.
+            # A message of another agent. A part of it may be encrypted.
             texts = [get_text(each, "text") or f"[{each.get('type')}]" for each in filter_objects(item.get("content"))]
             kind, item = "message", {"type": "message", "role": "user", "content": "\n".join(texts)}
         is_own_message = kind == "message" and item.get("role") == "assistant"

@@ -191,7 +191,7 @@ def _share_usage(replies: dict[str, Usage], model: str, total: Usage, before: Us
     own = [event for event, usage in replies.items() if usage.model in (None, model)]
     counts = ("input_tokens", "cache_read_tokens", "cache_write_tokens")
     if any(getattr(total, name) < getattr(before, name) for name in counts):
-        # The program counted anew.
+        # The count was reset.
         before = Usage()
     for index, event in enumerate(own):
         shares: dict[str, int] = {}

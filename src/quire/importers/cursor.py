@@ -18,7 +18,7 @@ from quire.model.json_values import filter_objects, get_object, get_text
 _TRANSCRIPTS = "agent-transcripts"
 _SUBAGENTS = "subagents"
 _OPENING_TAG, _CLOSING_TAG = "<user_query>", "</user_query>"
-"""Tags around what the user wrote. Cursor puts the time before it, and what it adds of its own beside it."""
+"""Tags around what the user wrote. Cursor puts the time and its additions before or after them."""
 _TIME = re.compile(r"<timestamp>\w+, (\w+ \d+, \d+, \d+:\d+ [AP]M)(?: \(UTC([+-])(\d+):?(\d*)\))?[^<]*</timestamp>\s*")
 _TIME_FIELDS = ("timestamp", "timestamp_ms", "createdAt")
 
