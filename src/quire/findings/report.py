@@ -216,14 +216,17 @@ def _find_expensive_days(days: Sequence[UsageGroup]) -> Iterable[Finding]:
             "",
             None,
             counts.input_tokens + counts.output_tokens,
-            cost - usual,
+            cost - EXPENSIVE_DAY_FACTOR * usual,
             f"quire stats --since {format_day(day)}",
         )
         for cost, usual, day, counts in expensive[:MAX_EVIDENCE]
     )
-    above = sum(cost - usual for cost, usual, _, _ in expensive)
-    title = f"{_count(len(expensive), 'day')} cost {format_dollars(above)} more than the usual day of those weeks."
-    advice = "`quire config set daily_budget 10` warns in the status line, and stops if `daily_budget_stops` is set."
+    above = sum(cost - EXPENSIVE_DAY_FACTOR * usual for cost, usual, _, _ in expensive)
+    title = (
+        f"{_count(len(expensive), 'day')} cost more than three times the usual day of those weeks, "
+        f"{format_dollars(above)} above that."
+    )
+    advice = "`daily_budget` warns in the status line, and with `daily_budget_stops` calls end at that sum."
     tokens = sum(each.tokens for each in evidence)
     yield Finding("expensive_day", title, advice, above, tokens, evidence, len(expensive), evidence[0].command)
 
