@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -194,3 +194,63 @@ def test_ctrl_c_stops_the_turn_and_the_partial_reply_is_recorded(tmp_path: Path)
             conversation.send("Umbrella?", model=_InterruptingModel())
         reply = conversation.messages()[-1]
         assert (reply.message.text, reply.metadata.incomplete) == ("It rai", True)
+
+
+class WatchedSummarizer(ScriptedModel):
+    """Writes the same summary each time, after what the test does first."""
+
+    def __init__(self, before: Callable[[], Awaitable[object]]) -> None:
+        super().__init__("They walked. [#1]", repeat=True)
+        self._before = before
+
+    async def complete(self, prompt: Prompt) -> Reply:
+        await self._before()
+        return await super().complete(prompt)
+
+
+async def open_full_conversation(store: SqlStore, summarizer: ScriptedModel, vault: Path | None = None) -> Conversation:
+    """A conversation that exceeds its window, so that the next question waits for a summary."""
+    settings = Settings(model="gpt-4o", context_limit=2_000)
+    engine = Engine(store, EngineConfig.create(settings, vault=vault, summarizer=summarizer))
+    conversation = await engine.conversation("c")
+    for number in range(40):
+        await conversation.append(f"Day {number}: {'rain and wind ' * 12}", Message.assistant(f"Noted, {number}."))
+    return conversation
+
+
+async def test_the_question_is_in_the_log_before_a_summary_is_asked_for(store: SqlStore, tmp_path: Path):
+    """The process may end while it waits for the summary."""
+    (tmp_path / "Mills.md").write_text("# Mills\n\nA mill grinds grain.\n")
+    question, newest = "What is in [[Mills]]?", list[str]()
+
+    async def read_newest() -> None:
+        newest.append((await store.read_range("c", kinds=["message"]))[-1].message.text)
+
+    conversation = await open_full_conversation(store, WatchedSummarizer(read_newest), tmp_path)
+    result = await conversation.send(question, model=ScriptedModel("Grain."))
+    assert newest
+    assert set(newest) == {question}
+    assert len(result.compactions) == 1
+    texts = [entry.message.text for entry in await conversation.messages()]
+    assert (texts[-2:], texts.count(question)) == ([question, "Grain."], 1)
+    assert result.reply is not None
+    rows = (await conversation.manifest(result.reply.seq)).included
+    assert [row.name for row in rows if row.kind == "document"] == ["Mills.md"]
+    assert (await conversation.replay(result.reply.seq)).matches
+
+
+async def test_a_turn_that_is_stopped_during_a_summary_has_recorded_its_question_once(store: SqlStore):
+    waiting = asyncio.Event()
+
+    async def wait() -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    conversation = await open_full_conversation(store, WatchedSummarizer(wait))
+    turn = asyncio.create_task(conversation.send("And today?", model=ScriptedModel("Rain.")))
+    await waiting.wait()
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    texts = [entry.message.text for entry in await conversation.messages()]
+    assert (texts[-1], texts.count("And today?")) == ("And today?", 1)

@@ -30,6 +30,11 @@ class TurnRequest(Protocol):
         ...
 
     @property
+    def needs_compaction(self) -> bool:
+        """Whether the history must be compacted before it is sent, once the question is recorded."""
+        ...
+
+    @property
     def load_blob(self) -> BlobLoader | None:
         """Loads the blobs that its messages refer to."""
         ...
@@ -61,8 +66,17 @@ class RequestReport(Protocol[RequestT]):
         ...
 
 
+class CompactedRequestBuilder(Protocol[RequestT]):
+    async def rebuild(self, request: RequestT) -> RequestT:
+        """Compacts the history of a request whose question is recorded, and builds it again."""
+        ...
+
+
 class TurnHost(Protocol[RequestT]):
     """The conversation in which a turn runs."""
+
+    @property
+    def request_builder(self) -> CompactedRequestBuilder[RequestT]: ...
 
     @property
     def recorder(self) -> RequestReport[RequestT]: ...

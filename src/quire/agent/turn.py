@@ -112,7 +112,8 @@ class _TurnTask(Generic[RequestT]):
             self._events.close()
 
     async def _record_question(self, message: Message | None) -> RequestT:
-        """Prepares the first request and records the question, even if preparing the request fails."""
+        """Prepares the first request and records the question, even if preparing the request fails. It is recorded
+        before a compaction, whose summary may take minutes."""
         try:
             await self._events.emit(TurnStarted(message=message))
             request = await self._host.prepare(message)
@@ -122,7 +123,7 @@ class _TurnTask(Generic[RequestT]):
             raise
         entries, request = await run_shielded(self._host.record_question(request))
         self._emit_question_recorded(entries)
-        return request
+        return await self._host.request_builder.rebuild(request) if request.needs_compaction else request
 
     def _emit_question_recorded(self, entries: Sequence[Entry]) -> None:
         for entry in entries:

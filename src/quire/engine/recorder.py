@@ -187,7 +187,9 @@ class Recorder:
             request.check_unrecorded()
             stored = await store.append(self.conversation, *drafts, branch=self.branch, lease=lease)
         request.stored.extend(stored)
-        assembly = request.assembly.with_record(question_span=Span(first=stored[0].seq, last=stored[-1].seq))
+        assembly = request.assembly
+        if not request.needs_compaction:
+            assembly = assembly.with_record(question_span=Span(first=stored[0].seq, last=stored[-1].seq))
         return stored, replace(request, pending=(), after=stored[-1].path, assembly=assembly, branch=None, stored=[])
 
     async def record_reply(

@@ -55,6 +55,8 @@ class Request:
     tools: ToolSet | None = None
     compactions: tuple[Entry, ...] = ()
     """Compactions made while preparing it."""
+    needs_compaction: bool = False
+    """Whether the history must be compacted before it is sent. A turn then records its question and rebuilds it."""
     load_blob: BlobLoader | None = None
     """Looks up the blobs that its messages reference."""
     id: str | None = None

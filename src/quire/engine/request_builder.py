@@ -12,6 +12,7 @@ from quire.errors import ContextOverflow
 from quire.log import Blob, Branch
 from quire.model import Decision, Entry
 from quire.model.context_events import ContextUsageUpdated
+from quire.view.assembly import ViewAssembly
 from quire.view.inputs import ContextBlock
 
 LAYOUT_SPEEDUP = 8
@@ -35,23 +36,25 @@ class RequestBuilder:
         pending: tuple[PendingMessage, ...],
         documents: Sequence[Document] = (),
         *,
+        decisions: tuple[Decision, ...] = (),
         read_branch: Branch | None = None,
     ) -> Request:
         """Plans on counts: documents, references and compactions change what is counted. What is recalled and how it
-        is laid out is decided once, at the end."""
+        is laid out is decided once, at the end. `decisions` are about documents in a question that is recorded."""
         compactions: list[Entry] = []
         try:
-            draft = await self._assembler.draft(pending, documents=documents, read_branch=read_branch)
+            draft = await self._assembler.draft(
+                pending, documents=documents, document_decisions=decisions, read_branch=read_branch
+            )
         except ContextOverflow:
             # A summary that was written for a larger window may not fit.
             shortened = await self._compactor.shorten_summary()
             if shortened is None:
                 raise
             compactions.append(shortened)
-            draft = await self._assembler.draft(pending, documents=documents)
+            draft = await self._assembler.draft(pending, documents=documents, document_decisions=decisions)
         whole_documents = draft.context.blocks[len(draft.context.blocks) - len(documents) :]
-        draft = await self._fit_documents(draft, whole_documents)
-        decisions: tuple[Decision, ...] = ()
+        draft = await self._fit_documents(draft, whole_documents, decisions)
         document_texts: tuple[str, ...] = ()
         named = await self._reference_resolver.find_references(pending[0].message) if pending else []
         if named:
@@ -72,6 +75,9 @@ class RequestBuilder:
             plan = await draft.plan_compaction()
             if plan is None or self._engine.settings.compact_when == "ask":
                 break
+            if pending and self._engine.config.runs_turns:
+                # The turn records its question first: a summary may take minutes, in which the process may end.
+                return self._build_request(draft, compactions, document_texts, needs_compaction=True)
             entry = await self._compactor.execute(plan, draft.assembly, draft.window, trigger="threshold")
             compactions += [entry] if entry is not None else []
             draft = await self._assembler.draft(pending, context=draft.context, document_decisions=decisions)
@@ -89,15 +95,32 @@ class RequestBuilder:
             )
         )
         await run_sized(final.size // LAYOUT_SPEEDUP, lambda: assembly.rendered)
+        return self._build_request(final, compactions, document_texts)
+
+    async def rebuild(self, request: Request) -> Request:
+        """Compacts the history of a request whose question is recorded, and builds it again."""
+        assembly = request.assembly
+        decisions = assembly.view_input.document_decisions if isinstance(assembly, ViewAssembly) else ()
+        return await self.build((), decisions=decisions)
+
+    def _build_request(
+        self,
+        final: AssembledRequest,
+        compactions: Sequence[Entry],
+        document_texts: Sequence[str],
+        *,
+        needs_compaction: bool = False,
+    ) -> Request:
         quoted_texts = (*final.quoted_texts, *document_texts)
         return Request(
-            assembly=assembly,
-            pending=pending,
+            assembly=final.assembly,
+            pending=final.pending,
             after=final.window.branch.head_path,
             branch=final.window.branch,
             blobs=tuple(Blob("text/plain", text.encode()) for text in quoted_texts),
             tools=final.context.tools,
             compactions=tuple(compactions),
+            needs_compaction=needs_compaction,
             load_blob=self._engine.runtime.blobs.get,
         )
 

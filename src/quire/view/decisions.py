@@ -250,8 +250,9 @@ def _split_document_rows(rows: Iterable[Decision], view_input: ViewInput) -> Ite
     document_decisions = view_input.document_decisions
     document_tokens = sum(row.tokens for row in document_decisions if row.included)
     if question.turn_excerpt_chars is None and document_tokens <= question.tokens:
-        tokens, listed = question.tokens - document_tokens, view_input.document_tokens - document_tokens
-        other_documents = max(0, listed) + (question.document_tokens or 0)
+        # A recorded question counts its documents itself.
+        tokens = question.tokens - document_tokens
+        other_documents = max(0, view_input.document_tokens + (question.document_tokens or 0) - document_tokens)
         yield question.model_copy(update={"tokens": tokens, "document_tokens": other_documents or None})
         yield from document_decisions
     else:
