@@ -44,7 +44,7 @@ def test_its_json_has_each_value_and_its_source(home: CliHome):
     ("arguments", "text"),
     [
         (["claude-sonnet-4-5"], "context window of 200,000 tokens."),
-        (["my-own"], "context window of 8,192 tokens (assumed, because no table lists the model)."),
+        (["my-own"], "context window that is not known, so nothing is compacted."),
         (["my-own", "--set", "context_limit=9000"], "context window of 9,000 tokens (context_limit)."),
         (["gpt-4", "--set", "context_limit=9000"], "context window of 8,192 tokens."),
         ([], "context window of 64,000 tokens."),

@@ -17,7 +17,6 @@ from quire.agent.limits import MCPLimits
 from quire.agent.tool_results import MAX_RESULT_CHARS
 from quire.context.file_imports import ImportLimits
 from quire.context.vault.paths import MAX_FILE_BYTES
-from quire.engine.config import DEFAULT_CONTEXT_WINDOW
 from quire.engine.message_index import MAX_INLINE_ENTRIES
 from quire.engine.recall import MIN_RECALL_TOKENS
 from quire.engine.reported_windows import MIN_REPORTED_WINDOW_TOKENS
@@ -130,7 +129,6 @@ def test_the_page_on_strategies_has_the_defaults_that_the_settings_have():
     "text",
     [
         f"PDFs** count {PDF_PAGE_TOKENS:,} tokens a page",
-        f"the window is {DEFAULT_CONTEXT_WINDOW:,}",
         f"only the first {MAX_EMBEDDED_WORDS} words of a message",
         f"Files over {MAX_FILE_BYTES // 1_000_000} MB are not read, and files imported with `@` not over "
         f"{ImportLimits().max_file_bytes // 1_000} kB. `@` brings {ImportLimits().max_files} files at most",

@@ -1,13 +1,13 @@
 """The engine and the table of models: which window, tokenizer and price a request has, and what an overflow teaches."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire.agent.turn import run_turn
 from quire.engine import Conversation, Engine, EngineConfig
-from quire.engine.config import DEFAULT_CONTEXT_WINDOW
 from quire.engine.reported_windows import (
     MIN_REPORTED_WINDOW_TOKENS,
     REPORTED_WINDOW_CACHE_SIZE,
@@ -19,6 +19,7 @@ from quire.engine.reported_windows import (
 from quire.errors import ModelContextOverflow
 from quire.model import Message, Policy, Usage
 from quire.model.events import RequestPrepared, TurnEnded, TurnFailed
+from quire.rows.manifests import UNKNOWN_WINDOW
 from quire.settings import Settings
 from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
@@ -44,7 +45,7 @@ def make_engine(store: SqlStore, **settings: Any) -> Engine:
         ({"model": "gpt-4", "context_limit": 128_000}, 8_192),
         ({"model": "gpt-4", "models": {"gpt-4": {"window": 32_768}}}, 32_768),
         ({"model": "gpt-4", "models": {"gpt-*": {"window": 32_768}}, "context_limit": 9_000}, 9_000),
-        ({"model": "my-own"}, DEFAULT_CONTEXT_WINDOW),
+        ({"model": "my-own"}, UNKNOWN_WINDOW),
         ({"model": "my-own", "context_limit": 32_000}, 32_000),
         ({"model": "my-own", "context_limit": 32_000, "models": {"my-*": {"window": 16_000}}}, 16_000),
     ],
@@ -110,13 +111,47 @@ async def test_an_unknown_tokenizer_and_an_unknown_model_give_an_estimate_that_s
     assert not (await Conversation(engine, "c").usage()).exact
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert any("'no-such-vocabulary'" in text and "estimated" in text for text in warnings)
-    assert any("'never-heard-of'" in text and "8,192" in text and "[models." in text for text in warnings)
+    assert any("'never-heard-of'" in text and "not known" in text and "[models." in text for text in warnings)
 
 
 def test_a_known_model_needs_no_warning():
     assert make_config(model="gpt-4o").model_problem is None
     assert make_config(model="my-own", context_limit=4_000).model_problem is None
     assert make_config(model="my-own", models={"my-*": {"window": 4_000}}).model_problem is None
+
+
+async def test_a_model_without_a_known_window_is_sent_its_whole_history(store: SqlStore):
+    engine = make_engine(store, model="my-own", tokenizer="o200k_base")
+    conversation = await engine.conversation("c")
+    await conversation.append(*[f"{number} {TEXT * 40}" for number in range(60)])
+    request = await conversation.prepare("go")
+    assert request.tokens > 25_000
+    assert (request.compactions, len(request.to_chat()["messages"])) == ((), 61)
+    assert not engine.config.policy.has_known_window
+    [row] = [each for each in engine.config.model_problem.split(". ") if "Set" in each]  # pyright: ignore
+    assert row == 'Set `window` and `tokenizer` under `[models."my-own"]` in the settings.'
+
+
+@pytest.mark.parametrize("names_window", [True, False])
+async def test_a_refusal_teaches_a_window_that_was_not_known(store: SqlStore, names_window: bool):
+    engine = make_engine(store, model="my-own", tokenizer="o200k_base", summarizer="extract")
+    conversation = await engine.conversation("c")
+    await conversation.append(*[f"{number} {TEXT * 40}" for number in range(60)])
+    refusal = ModelContextOverflow("too long", status=400, window=16_000 if names_window else None)
+    model = ScriptedModel(refusal, "ok", name="my-own", repeat=True)
+    [tokens] = await run_questions(conversation, model, 1)
+    assert len(tokens) == 2
+    window = 16_000 if names_window else tokens[0]
+    assert engine.policy.window == window
+    assert tokens[1] < window < UNKNOWN_WINDOW
+    assert engine.policy.has_known_window
+
+
+async def test_a_document_takes_few_tokens_of_a_window_that_is_not_known(store: SqlStore, tmp_path: Path):
+    (tmp_path / "Log.md").write_text("# Log\n\n" + TEXT * 4_000)
+    config = EngineConfig.create(Settings(model="my-own", tokenizer="o200k_base"), vault=tmp_path)
+    request = await (await Engine(store, config).conversation("c")).prepare("What is in [[Log]]?")
+    assert request.tokens < 10_000
 
 
 # Reported windows

@@ -129,6 +129,8 @@ def format_context_lines(result: AnswerSchema) -> list[str]:
     about = "" if manifest.exact else "about "
     used = f"{about}{manifest.total_tokens:,} of {manifest.policy.window:,} tokens"
     lines = [f"Context: {used}, compacted above {manifest.trigger_tokens:,}"]
+    if not manifest.policy.has_known_window:
+        lines = [f"Context: {about}{manifest.total_tokens:,} tokens of a window that is not known"]
     groups: dict[tuple[str, str], list[Decision]] = {}
     for row in manifest.included:
         groups.setdefault((row.kind, row.reason), []).append(row)

@@ -356,6 +356,9 @@ def _check_window(setup: DoctorSetup, reported: int | None) -> list[FindingSchem
     except QuireError as error:
         return [report_problem("window", str(error), "Correct the setting that it names.")]
     remedy = f'Set `window = {reported}` under `[models."{setup.settings.model}"]`, or lower `context_limit`.'
+    if reported is not None and not config.policy.has_known_window:
+        detail = f"No table lists the window of {setup.settings.model}, and the server's is {reported:,} tokens."
+        return [report_problem("window", detail, remedy)]
     if reported is not None and window > reported:
         detail = f"Requests are fitted to {window:,} tokens, but the server's window is {reported:,}."
         return [report_problem("window", detail, remedy)]

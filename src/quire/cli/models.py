@@ -57,7 +57,7 @@ def command(
         model=config.settings.model,
         base_url=endpoint.base_url or None,
         served_model=endpoint.model,
-        window=config.policy.window,
+        window=config.policy.window if config.policy.has_known_window else None,
         facts=facts,
     )
 
@@ -96,7 +96,7 @@ def _to_json(field: str, value: Any) -> Any:
 def describe_window(config: "EngineConfig") -> str:
     """The context window of requests, and what bounds it."""
     window, known, limit = config.policy.window, config.model_spec.window, config.settings.context_limit
+    if not config.policy.has_known_window:
+        return "context window that is not known, so nothing is compacted"
     text = f"context window of {window:,} tokens"
-    if known is None and limit is None:
-        return f"{text} (assumed, because no table lists the model)"
     return f"{text} (context_limit)" if window == limit != known else text

@@ -19,6 +19,7 @@ from quire.model.agents import Agent, AgentMemory, AgentTool
 from quire.model.base import lazy_property
 from quire.model.ids import now
 from quire.model.policy import ShareName
+from quire.rows.manifests import UNKNOWN_WINDOW
 from quire.settings import Settings
 from quire.settings.schema import upstream_for
 from quire.view.call_prices import UNKNOWN_COST, Cost
@@ -180,13 +181,13 @@ class EngineConfig:
 
     @property
     def model_problem(self) -> str | None:
-        """What is assumed about a model that no table lists, and what to set, or None for a known model."""
+        """What is not known of a model that no table lists, and what to set, or None for a known model."""
         if self.model_spec.window is not None or self.settings.context_limit is not None:
             return None
         model, counting = self.settings.model, "" if self.model_spec.tokenizer else ", and its tokens are estimated"
         return (
-            f"No table lists the model {model!r}: its context window is assumed to be {self.policy.window:,} tokens"
-            f'{counting}. Set `window` and `tokenizer` under `[models."{model}"]` in the settings.'
+            f"No table lists the model {model!r}: its context window is not known, so nothing is compacted until the "
+            f'provider names it{counting}. Set `window` and `tokenizer` under `[models."{model}"]` in the settings.'
         )
 
     def find_layers(self, model: str) -> list[SpecLayer]:
@@ -301,11 +302,7 @@ def _find_served_spec(settings: Settings, model: str) -> tuple[ModelSpec, str]:
     return merge_layers(find_layers(settings.models, model, served_model=served)), served
 
 
-DEFAULT_CONTEXT_WINDOW = 8_192
-"""Tokens. For models that no table lists: small enough for most models in use."""
-
-
 def resolve_window(settings: Settings, spec: ModelSpec) -> int:
     """The model's own window, bounded by `context_limit`, which is the window of a model that no table lists."""
-    window = spec.window or settings.context_limit or DEFAULT_CONTEXT_WINDOW
+    window = spec.window or settings.context_limit or UNKNOWN_WINDOW
     return min(window, settings.context_limit or window)

@@ -152,8 +152,12 @@ class Recorder:
         engine.runtime.calibrations[policy.model] = calibration.with_ratio(
             min(MAX_RATIO, max(assembly.ratio, ratio)), tokens=counted_tokens, messages=len(assembly.rendered.messages)
         )
-        if error.window is not None and error.window < policy.window:
-            engine.runtime.reported_windows.add(error.window, engine.config.endpoint)
+        window = error.window
+        if window is None and not policy.has_known_window:
+            # The refused request bounds a window that nothing else names.
+            window = error.tokens or counted_tokens
+        if window is not None and window < policy.window:
+            engine.runtime.reported_windows.add(window, engine.config.endpoint)
         return True
 
     def defer_compaction(self, request: Request, stored: Sequence[Entry], compact: Work) -> None:

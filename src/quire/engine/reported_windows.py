@@ -1,11 +1,11 @@
-"""Context windows that providers report in overflow errors, by upstream and model, for one tenant.
+"""Context windows that providers report in overflow errors and lists of models, by upstream and model, for one tenant.
 
 The message of an error may repeat what a client sent. A report is therefore trusted only if it is credible, never
 applies to another tenant, has a minimum, and expires.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from cachetools import TTLCache
@@ -60,17 +60,32 @@ class ReportedWindows:
         return policy.model_copy(update={"window": window, "reserved_response_tokens": reserved})
 
 
+LISTED_WINDOW_FIELDS = (
+    "max_input_tokens", "context_length", "max_model_len", "context_window", "max_context_length",
+    "loaded_context_length",
+)  # fmt: skip
+"""Names of the window in providers' lists of models."""
+
+
+def read_listed_window(model: Mapping[str, object]) -> int | None:
+    """The window of a model in a provider's list, if the list has it."""
+    values = (model.get(name) for name in LISTED_WINDOW_FIELDS)
+    windows = [value for value in values if isinstance(value, int) and not isinstance(value, bool) and value > 0]
+    return min(windows, default=None)
+
+
 def is_credible(error: ModelContextOverflow, *, counted_tokens: int, policy: Policy) -> bool:
     """Whether an overflow error can be true of a request of `counted_tokens`, by our own count.
 
     Counts in fields of the error are trusted. A count in its message must agree with ours as far as tokenizers differ,
     and exceed the window together with the reply. An error without a count must concern a request that can exceed the
-    policy's maximum if ours is too low.
+    policy's maximum if ours is too low, or the window that it names if the policy knows none.
     """
     if error.is_structured:
         return True
     if error.tokens is None:
-        return counted_tokens * MAX_RATIO > policy.max_input_tokens
+        max_tokens = policy.max_input_tokens if policy.has_known_window else error.window or 0
+        return counted_tokens * MAX_RATIO > max_tokens
     if error.window is not None and error.tokens + policy.reserved_response_tokens <= error.window:
         return False
     return counted_tokens * MIN_RATIO <= error.tokens <= counted_tokens * MAX_RATIO

@@ -13,6 +13,7 @@ from quire.log import Blob, Branch
 from quire.model import Decision, Entry
 from quire.model.context_events import ContextUsageUpdated
 from quire.view.assembly import ViewAssembly
+from quire.view.budget import MAX_UNKNOWN_WINDOW_CONTENT
 from quire.view.inputs import ContextBlock
 
 LAYOUT_SPEEDUP = 8
@@ -62,11 +63,12 @@ class RequestBuilder:
             used = assembly.full_history_tokens
             if assembly.needs_compaction:
                 used = min(used, budget.target_tokens)
+            max_tokens = budget.max_input_tokens if assembly.policy.has_known_window else MAX_UNKNOWN_WINDOW_CONTENT
             references = self._reference_resolver.resolve(
                 pending[0].message,
                 named,
-                remaining_tokens=max(0, budget.trigger_tokens - used),
-                uncontested_tokens=max(0, budget.target_tokens - used),
+                remaining_tokens=min(max_tokens, max(0, budget.trigger_tokens - used)),
+                uncontested_tokens=min(max_tokens, max(0, budget.target_tokens - used)),
             )
             pending, decisions, document_texts = (references.pending,), references.decisions, references.texts
             draft = await self._assembler.recount(draft, pending=pending, document_decisions=decisions)

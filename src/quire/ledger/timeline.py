@@ -15,6 +15,7 @@ from quire.log import MAIN_BRANCH
 from quire.model import Compaction, Drop, Entry, Pin, Restore, Span, Undrop, Unpin
 from quire.model.entry_bodies import IMPORTED_STRATEGY, ContextEpoch
 from quire.model.policy import SLOTS
+from quire.rows.manifests import UNKNOWN_WINDOW
 from quire.store import SqlStore
 from quire.usage.contribution import NANOS_PER_DOLLAR, read_cost
 from quire.usage.report import SubAgentCost
@@ -184,6 +185,7 @@ def build_timeline(
         turn_start = starts[turn - 1] if turn else 0
         manifest: dict[str, Any] | None = None if text is None else from_json(text)
         sent = manifest or {}
+        window = sent["policy"]["window"] if manifest else None
         model = sent["policy"]["model"] if manifest else (usage.model if usage else None)
         calls = list_billed_calls(usage) if usage is not None else []
         reported = usage.model if usage else None
@@ -197,8 +199,8 @@ def build_timeline(
                 turn=turn,
                 step=bisect_left(assistants, reply.seq) - bisect_left(assistants, turn_start) + 1,
                 model=model,
-                window=sent["policy"]["window"] if manifest else None,
-                trigger_tokens=sent.get("trigger_tokens"),
+                window=window if window != UNKNOWN_WINDOW else None,
+                trigger_tokens=sent.get("trigger_tokens") if window != UNKNOWN_WINDOW else None,
                 total_tokens=sent["total_tokens"]
                 if manifest
                 else max(windows, default=usage.input_tokens if usage else 0),

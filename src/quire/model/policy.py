@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from quire.model.base import FrozenModel
+from quire.rows.manifests import UNKNOWN_WINDOW
 
 WireFormatName = Literal["chat", "messages", "responses", "gemini"]
 """Wire formats: OpenAI's chat completions, Anthropic's Messages, OpenAI's Responses."""
@@ -47,6 +48,10 @@ class Policy(FrozenModel):
     """Shares of the input tokens by slot, and by priority class; each kind overrides the strategy's."""
     recall_tokens: int | None = Field(default=None, ge=0)
     """Maximum tokens of archived messages in the recall slot."""
+
+    @property
+    def has_known_window(self) -> bool:
+        return self.window != UNKNOWN_WINDOW
 
     @property
     def max_input_tokens(self) -> int:

@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol, TypeVar, cast
 
+UNKNOWN_WINDOW = 10_000_000
+"""Stands for a context window that is not known: larger than any, so that nothing is compacted automatically."""
+
 
 class StoredObject:
     """A stored JSON object with its fields as attributes. A missing one is None: canonical JSON has no null."""

@@ -117,7 +117,7 @@ class ModelFactsSchema(JsonModel):
     model: str
     base_url: str | None
     served_model: str
-    window: int
+    window: int | None
     facts: list[ModelFactSchema]
 
 

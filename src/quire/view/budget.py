@@ -14,6 +14,9 @@ from quire.model.policy import SLOTS, Policy, Slot
 
 MIN_SLOT_TOKENS = 64
 """Minimum tokens of a slot with a share, so that a small window does not exclude the slot."""
+MAX_UNKNOWN_WINDOW_CONTENT = 8_192
+"""Tokens that optional content shares where the window is not known, and those of the documents that a question names.
+The history is sent whole."""
 MIN_RATIO, MAX_RATIO = 0.5, 2.0
 SMOOTHING_FACTOR = 0.1
 """Weight of one report in the moving averages: ten equal reports move the ratio two thirds of the way."""
@@ -46,9 +49,9 @@ def allocate_budget(policy: Policy, default_shares: Mapping[Slot, float], *, rat
     given = policy.shares or {}
     own_shares: dict[Slot, float] = {slot: given[slot] for slot in SLOTS if slot in given}
     shares = own_shares or default_shares
+    shared_tokens = max_input_tokens if policy.has_known_window else MAX_UNKNOWN_WINDOW_CONTENT
     slot_limits: dict[Slot, int] = {
-        slot: min(max_input_tokens, max(MIN_SLOT_TOKENS, int(max_input_tokens * share)))
-        for slot, share in shares.items()
+        slot: min(max_input_tokens, max(MIN_SLOT_TOKENS, int(shared_tokens * share))) for slot, share in shares.items()
     }
     recall_tokens = slot_limits.get("recall", max_input_tokens)
     if policy.recall_tokens is not None:

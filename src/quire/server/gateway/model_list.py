@@ -6,10 +6,12 @@ from typing import Any
 from pydantic_core import from_json
 from starlette.datastructures import Headers
 
+from quire.engine.reported_windows import read_listed_window
 from quire.errors import InvalidKey, ModelError
 from quire.model.json_values import is_object
 from quire.server.auth import KEY_HEADERS
 from quire.server.caller import Caller
+from quire.server.dependencies import engine_for_caller
 from quire.server.gateway.upstream import build_upstream_call
 from quire.server.state import ServerState
 from quire.settings.schema import Upstream
@@ -39,12 +41,15 @@ async def collect_models(server_state: ServerState, caller: Caller, headers: Hea
         by_url.setdefault(default_url, Upstream(base_url=default_url))
     recipient = _find_recipient(list(by_url.values()), headers)
     upstreams = [each for each in by_url.values() if each.credentials == "operator" or each is recipient]
+    engine = engine_for_caller(server_state, caller)
     lists = await asyncio.gather(*(_fetch_models(each, server_state, caller, headers) for each in upstreams))
     for upstream, listed in zip(upstreams, lists, strict=True):
         for model in listed:
             target = server_state.upstream_for(str(model["id"]))
             if target is not None and target.base_url == upstream.base_url:
                 collected.setdefault(str(model["id"]), model)
+                if (window := read_listed_window(model)) is not None:
+                    engine.runtime.reported_windows.add(window, engine.config.endpoint_for(str(model["id"])))
     models: list[dict[str, Any]] = []
     for name, model in collected.items():
         upstream = server_state.upstream_for(name)
