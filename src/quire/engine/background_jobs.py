@@ -71,9 +71,18 @@ class TaskQueue:
         if failures:
             raise failures[0]
 
+    async def wait_for_running(self, *, timeout_seconds: float) -> None:
+        """Waits until nothing runs, at most this long."""
+        if self._running:
+            await asyncio.wait(self._running.values(), timeout=timeout_seconds)
+
+    def drop_waiting(self) -> None:
+        """Drops what waits. What runs continues."""
+        self._waiting.clear()
+
     def cancel(self) -> None:
         """Drops what waits and cancels what runs; `wait` waits for its end."""
-        self._waiting.clear()
+        self.drop_waiting()
         for task in self._running.values():
             task.cancel()
 

@@ -1,7 +1,8 @@
 """Runs jobs in this process: for SQLite, and for servers without workers.
 
 Of the same job at most one waits and one runs at a time, as in the queue. Jobs that wait when the process ends are
-lost, and the next sweep finds them. A backtest continues when it is read.
+lost, and the next sweep finds them. Those that run have the rest of the grace period. A backtest continues when it is
+read.
 """
 
 import asyncio
@@ -17,6 +18,10 @@ from quire.jobs.sweeper import Sweeper
 
 MAX_CONCURRENT_JOBS = 2
 """Jobs that run at the same time."""
+GRACE_SECONDS = 20.0
+"""Grace period for running jobs, from the end of the block if `begin_stop` was not called."""
+CANCEL_SECONDS = 5.0
+"""Seconds that a cancelled job has to end."""
 
 
 class LocalJobs:
@@ -38,6 +43,8 @@ class LocalJobs:
         self._backtest_tasks = TaskQueue(max_concurrent=1)
         self._retry_timers: set[asyncio.TimerHandle] = set()
         self._sweep_task: asyncio.Task[None] | None = None
+        self._stops_at: float | None = None
+        """Time of the event loop at which running jobs are cancelled."""
 
     @property
     def counts(self) -> JobCounts:
@@ -48,16 +55,28 @@ class LocalJobs:
             self._sweep_task = asyncio.create_task(self._sweep_periodically(self._sweeper))
         return self
 
+    def begin_stop(self, *, grace_seconds: float) -> None:
+        """Drops the jobs that wait, and takes no more. Those that run have until the end of the grace period."""
+        if self._stops_at is None:
+            self._stops_at = asyncio.get_running_loop().time() + grace_seconds
+        for timer in self._retry_timers:
+            timer.cancel()
+        for queue in self._queues:
+            queue.drop_waiting()
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._sweep_task is not None:
             self._sweep_task.cancel()
             await asyncio.wait([self._sweep_task])
+        self.begin_stop(grace_seconds=GRACE_SECONDS)
         self._backtest_tasks.cancel()
-        await self.wait_until_idle()
-        for timer in self._retry_timers:
-            timer.cancel()
+        rest = (self._stops_at or 0.0) - asyncio.get_running_loop().time()
+        await asyncio.gather(*(queue.wait_for_running(timeout_seconds=max(0.0, rest)) for queue in self._queues))
+        for queue in self._queues:
+            queue.cancel()
+        await asyncio.gather(*(queue.wait_for_running(timeout_seconds=CANCEL_SECONDS) for queue in self._queues))
 
     async def defer(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
@@ -73,13 +92,19 @@ class LocalJobs:
         await self._tasks.wait()
         await self._backtest_tasks.wait()
 
+    @property
+    def _queues(self) -> tuple[TaskQueue, ...]:
+        return self._tasks, self._indexing_tasks, self._backtest_tasks
+
     def _enqueue(self, job: Job, attempt: int) -> None:
+        if self._stops_at is not None:
+            return
         queues = {"index_messages": self._indexing_tasks, "backtest": self._backtest_tasks}
         queues.get(job.kind, self._tasks).submit(job, partial(self._run, job, attempt))
 
     async def _run(self, job: Job, attempt: int) -> None:
         result = await self._runner.attempt(job, attempt)
-        if result.retry_after_seconds is not None:
+        if result.retry_after_seconds is not None and self._stops_at is None:
 
             def retry() -> None:
                 self._retry_timers.discard(timer)

@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.concurrency.processes import get_spawn_context
 from quire.concurrency.worker_threads import use_worker_process
+from quire.jobs import LocalJobs
 from quire.server.addresses import socket_url
 from quire.server.audit_export import make_audit_exporter
 from quire.server.gateway.routes import get_gateway_state
@@ -172,6 +173,8 @@ class GracefulServer(uvicorn.Server):
             "stopping", turns=len(self._server_state.turns), streams=len(self._streams), grace=self._grace_seconds
         )
         self._streams.begin_shutdown()
+        if isinstance(self._server_state.jobs, LocalJobs):
+            self._server_state.jobs.begin_stop(grace_seconds=self._grace_seconds)
         stop_task = asyncio.get_running_loop().create_task(self._stop_after_grace())
         try:
             await super().shutdown(sockets)
