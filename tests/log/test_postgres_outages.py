@@ -78,7 +78,7 @@ async def test_a_frozen_server_ends_a_transaction_and_is_used_again_when_it_answ
             with pytest.raises(StoreUnavailable):
                 await store.base.database.read(read, TransactionOptions("t", statement_seconds=0.5))
             with pytest.raises(StoreUnavailable):
-                await store.check_known_outage()
+                await store.check_recordable()
     finally:
         cluster.thaw()
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -164,7 +164,7 @@ async def test_a_database_that_became_read_only_is_read_and_reported(cluster: Cl
         with pytest.raises(StoreReadOnly):
             await append(store)
         with pytest.raises(StoreReadOnly):
-            await store.check_known_outage()
+            await store.check_recordable()
         with pytest.raises(StoreReadOnly):
             await store.check()
         assert len(await store.list_conversations()) == 2
@@ -237,15 +237,15 @@ async def test_the_first_host_that_answers_is_used(cluster: Cluster):
 
 
 async def test_a_server_that_was_killed_is_known_to_be_away_until_it_is_back(cluster: Cluster, store: SqlStore):
-    await store.check_known_outage()
+    await store.check_recordable()
     cluster.kill()
     try:
         with pytest.raises(StoreUnavailable):
             await append(store)
         with pytest.raises(StoreUnavailable):
-            await store.check_known_outage()
+            await store.check_recordable()
     finally:
         cluster.restart()
     await asyncio.sleep(0.3)
-    await store.check_known_outage()
+    await store.check_recordable()
     assert len(await append(store)) == 1

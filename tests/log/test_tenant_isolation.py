@@ -393,7 +393,7 @@ WITHOUT_CONVERSATION = {
     "verify_tenant",
     "purge_tenant",
     "check",
-    "check_known_outage",
+    "check_recordable",
     "fetch_branches",
     "find_cell",
     "list_cells",

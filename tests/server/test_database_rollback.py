@@ -90,7 +90,7 @@ async def test_no_model_is_called_while_the_log_is_known_to_be_away(store: SqlSt
     async with run_fake_upstream(respond_with_text("a")) as up, run_gateway(store, up.url) as harness:
         await harness.ask(QUESTIONS[0], x_quire_conversation="c")
         with monkeypatch.context() as patch:
-            patch.setattr(SqlStore, "check_known_outage", refuse)
+            patch.setattr(SqlStore, "check_recordable", refuse)
             refused = await harness.ask(*build_history(1), x_quire_conversation="c")
             sent = await harness.http.post("/api/conversations/c/send", json={"message": "Question"})
         assert (refused.status_code, refused.headers["retry-after"], sent.status_code) == (503, "1", 503)

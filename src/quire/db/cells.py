@@ -227,8 +227,8 @@ class CellDatabase:
             if len(failures) == len(results) or not isinstance(failure, StoreUnavailable):
                 raise failure
 
-    async def check_known_outage(self, tenant: str) -> None:
-        await self._get_database(await self.find_cell(tenant)).check_known_outage(tenant)
+    async def check_recordable(self, tenant: str) -> None:
+        await self._get_database(await self.find_cell(tenant)).check_recordable(tenant)
 
     def list_lost_cells(self) -> list[str]:
         return [name for name, database in self._databases.items() if database.is_lost]

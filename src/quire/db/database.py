@@ -133,9 +133,9 @@ class Database(Protocol):
         """Raises `StoreUnavailable` unless the database accepts writes, as seen at most that long ago."""
         ...
 
-    async def check_known_outage(self, tenant: str) -> None:
-        """Raises `StoreUnavailable` if the tenant's database is known to be unavailable. Costs nothing while it
-        works."""
+    async def check_recordable(self, tenant: str) -> None:
+        """Raises `StoreUnavailable` unless the tenant's database was just seen to accept writes. Called before a model
+        is: an answer that cannot be recorded would be paid for in vain. Costs nothing beside recent writes."""
         ...
 
     def list_lost_cells(self) -> list[str]:
@@ -240,8 +240,8 @@ class ObservedDatabase:
     async def check_writable(self, *, max_age_seconds: float) -> None:
         await self._database.check_writable(max_age_seconds=max_age_seconds)
 
-    async def check_known_outage(self, tenant: str) -> None:
-        await self._database.check_known_outage(tenant)
+    async def check_recordable(self, tenant: str) -> None:
+        await self._database.check_recordable(tenant)
 
     def list_lost_cells(self) -> list[str]:
         return self._database.list_lost_cells()

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
+WRITE_PROOF_SECONDS = 1.0
+"""Seconds for which a write shows that the next one succeeds too."""
 PROBE_INTERVAL_SECONDS = 0.2
 """Time after a failed probe in which callers are refused without another one."""
 
@@ -71,6 +73,11 @@ class CircuitBreaker:
     def trip(self, failure: StoreUnavailable) -> None:
         """Opens the circuit; the next caller probes the database."""
         self._failure, self._probed_at = failure, -math.inf
+
+    def confirm_write(self) -> None:
+        """A write succeeded, so that a probe now would find nothing else."""
+        if self._failure is None:
+            self._probed_at = asyncio.get_running_loop().time()
 
     async def check(self, *, is_write: bool) -> None:
         """Raises `StoreUnavailable` if the circuit is open and a probe fails. Reads need no writable database."""
@@ -258,9 +265,11 @@ class PostgresDatabase:
                 # Not the position that is written to disk, which an asynchronous commit may be ahead of.
                 commit_sql = f"{_HAS_WRITTEN}; {commit_sql}; {_POSITION}"
                 on_commit = partial(self.on_commit, options.tenant)
-            return await self._run(
+            result = await self._run(
                 lambda connection, _: work(connection), begin_sql, commit_sql, options.statement_seconds, on_commit
             )
+            self._breaker.confirm_write()
+            return result
 
     async def write_unread(self, work: Work[T], options: TransactionOptions) -> T:
         """Sends all statements of `work` in one message, which PostgreSQL executes as one transaction."""
@@ -289,6 +298,7 @@ class PostgresDatabase:
             if self.on_commit is not None and position is not None:
                 self.on_commit(options.tenant, position)
             self.notifications.announce_changes(take_changes(cast(Connection, unread)))
+            self._breaker.confirm_write()
             return result
 
     def _build_settings(self, tenant: str, statement_seconds: float, *, writes: bool) -> str:
@@ -474,8 +484,9 @@ class PostgresDatabase:
     async def check_writable(self, *, max_age_seconds: float) -> None:
         await self._breaker.probe(max_age_seconds=max_age_seconds)
 
-    async def check_known_outage(self, tenant: str) -> None:
-        await self._breaker.check(is_write=True)
+    async def check_recordable(self, tenant: str) -> None:
+        del tenant
+        await self._breaker.probe(max_age_seconds=WRITE_PROOF_SECONDS)
 
     @property
     def is_lost(self) -> bool:

@@ -191,8 +191,8 @@ class ReplicaDatabase:
     async def check_writable(self, *, max_age_seconds: float) -> None:
         await self._primary.check_writable(max_age_seconds=max_age_seconds)
 
-    async def check_known_outage(self, tenant: str) -> None:
-        await self._primary.check_known_outage(tenant)
+    async def check_recordable(self, tenant: str) -> None:
+        await self._primary.check_recordable(tenant)
 
     def list_lost_cells(self) -> list[str]:
         return []

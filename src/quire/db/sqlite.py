@@ -1,14 +1,17 @@
 """SQLite: one writer thread, several reader threads, and short inline reads on the caller's thread."""
 
 import asyncio
+import math
 import random
+import shutil
 import sqlite3
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, cast
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, delete, event, insert
 from sqlalchemy.pool import QueuePool, StaticPool
 from sqlalchemy.sql import ClauseElement
 
@@ -27,13 +30,23 @@ from quire.db.database import (
 from quire.db.database_url import create_private_files
 from quire.db.notifications import ConversationKey, Notifications, take_changes
 from quire.db.raw_sql import execute_text, fetch, get_driver
-from quire.errors import StoreUnavailable
+from quire.db.schema import calibrations
+from quire.errors import StoreFull, StoreUnavailable
 
 BUSY_TIMEOUT_SECONDS = 60
 """Maximum wait for the write lock of another process."""
 
 CHECKPOINT_WAIT_SECONDS = 10.0
 """Maximum wait of a purge for readers whose snapshots prevent the checkpoint. Later writes then retry it."""
+
+MIN_FREE_BYTES = 4_000_000
+"""Free bytes of the disk below which no model is called: a reply needs room in the file and in the write-ahead log."""
+WRITE_PROOF_SECONDS = 1.0
+"""Seconds for which a write shows that the next one succeeds too, as long as the disk has room."""
+HEALTH_PROOF_SECONDS = 60.0
+"""The same for health checks, which must not write all the time."""
+PROBE_BYTES = 64_000
+"""Bytes that a test of the file writes, and removes in the same transaction."""
 
 _CHECKPOINT_RETRY_SECONDS = 0.01
 _READER_THREADS = 4
@@ -64,6 +77,10 @@ class SqliteDatabase:
         """Of the write thread, which opens it. One from the pool for each write would take a fifth of an append."""
         self._needs_checkpoint = False
         self._is_closed = False
+        name = writer.url.database
+        self._folder = Path(name).absolute().parent if name not in (None, "", ":memory:") else None
+        self._written_at = -math.inf
+        """Time of the last write, if none has failed since because the file cannot be written."""
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="quire-write")
         self._read_threads = (
             self._write_thread
@@ -125,10 +142,16 @@ class SqliteDatabase:
         self._check_open()
 
         def run() -> tuple[T, set[ConversationKey]]:
-            with map_database_errors():
-                connection = self._open_write_connection()
-                with connection.begin():
-                    return _run_work(connection, work)
+            try:
+                with map_database_errors():
+                    connection = self._open_write_connection()
+                    with connection.begin():
+                        found = _run_work(connection, work)
+            except StoreUnavailable:
+                self._written_at = -math.inf
+                raise
+            self._written_at = time.monotonic()
+            return found
 
         result, changes = await asyncio.get_running_loop().run_in_executor(self._write_thread, run)
         self.notifications.announce_changes(changes)
@@ -143,10 +166,21 @@ class SqliteDatabase:
         return None
 
     async def check_writable(self, *, max_age_seconds: float) -> None:
-        """Does nothing: the file is on this machine, and a write reports its own error at once."""
+        await self._prove_write(max_age_seconds=max(max_age_seconds, HEALTH_PROOF_SECONDS))
 
-    async def check_known_outage(self, tenant: str) -> None:
-        """Does nothing, like `check_writable`."""
+    async def check_recordable(self, tenant: str) -> None:
+        del tenant
+        await self._prove_write(max_age_seconds=WRITE_PROOF_SECONDS)
+
+    async def _prove_write(self, *, max_age_seconds: float) -> None:
+        """Raises `StoreUnavailable` unless the disk has room, and a write succeeded lately or does now."""
+        self._check_open()
+        if self._folder is None:
+            return
+        if shutil.disk_usage(self._folder).free < MIN_FREE_BYTES:
+            raise StoreFull(f"The disk of {self._folder} has less than {MIN_FREE_BYTES:,} bytes left; free some.")
+        if time.monotonic() - self._written_at > max_age_seconds:
+            await self.write(_write_probe, TransactionOptions(tenant=""))
 
     def list_lost_cells(self) -> list[str]:
         return []
@@ -212,6 +246,13 @@ class SqliteDatabase:
                 connection.close()
         for engine in {self._writer, self._reader, self._inline_engine} - {None}:
             cast(Engine, engine).dispose()
+
+
+def _write_probe(connection: Connection) -> None:
+    """Writes pages of the file and of the write-ahead log, as a reply does: removed content is overwritten."""
+    row = {"tenant": "", "model": "", "calibration": " " * PROBE_BYTES, "row_digest": b""}
+    connection.execute(insert(calibrations), row)
+    connection.execute(delete(calibrations).where(calibrations.c.tenant == "", calibrations.c.model == ""))
 
 
 def _run_work(connection: Connection, work: Work[T]) -> tuple[T, set[ConversationKey]]:

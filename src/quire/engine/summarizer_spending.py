@@ -35,6 +35,8 @@ async def reserve_summarizer_spend(
     calls cost their input. Without input tokens no model is called."""
     reservation = None
     if engine.summarizer is not None and input_tokens:
+        # A summary that cannot be recorded would be paid for in vain.
+        await engine.store.check_recordable()
         reservation = await run_shielded(
             reserve_spend(
                 engine,

@@ -98,7 +98,7 @@ class TurnRegistry:
         """Acquires the lease of a branch. Returns the state of the lease if a turn is running there."""
         # Reading may work where writing does not, and the model is called before the reply is written.
         store = self._store.for_tenant(key.tenant)
-        await store.check_known_outage()
+        await store.check_recordable()
         return await store.leases.acquire(
             key.conversation, key.branch, owner=self._owner, idempotency_key=idempotency_key
         )

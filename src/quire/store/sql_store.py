@@ -251,9 +251,9 @@ class SqlStore(StorePart):
         """The cell in which a tenant lives, or None if the database has no cells."""
         return await self.base.database.find_cell(tenant)
 
-    async def check_known_outage(self) -> None:
-        """Raises `StoreUnavailable` if the database is known to be unavailable: see `Database.check_known_outage`."""
-        await self.base.database.check_known_outage(self.tenant)
+    async def check_recordable(self) -> None:
+        """Raises `StoreUnavailable` unless a reply could be recorded now: see `Database.check_recordable`."""
+        await self.base.database.check_recordable(self.tenant)
 
     def on_connection_loss(self, callback: LossCallback) -> None:
         """Calls back when a connection to the database broke, so that caches of its state can be cleared, for the

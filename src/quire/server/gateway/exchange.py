@@ -162,7 +162,7 @@ class Exchange:
         needs_log = self.shares_account(upstream) and self.codec.refers_to_log(body.fields)
         try:
             # A cached head and a cached key need no query, and an unrecorded reply would be paid for in vain.
-            await self.get_store().check_known_outage()
+            await self.get_store().check_recordable()
             if is_translated and (reason := self.codec.find_untranslatable(body.fields)) is not None:
                 raise InvalidRequest(reason)
             body = await self.resolve_references(body, upstream)
