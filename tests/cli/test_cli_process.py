@@ -23,6 +23,8 @@ from cli_fixtures import (
 )
 from test_every_command import COMMANDS
 
+from quire.cli import CLOSED_PIPE_EXIT_CODE
+
 QUIRE = [sys.executable, "-c", "from quire.cli import main; main()"]
 HEAVY_MODULES = (
     "numpy",
@@ -44,6 +46,30 @@ HEAVY_MODULES = (
 
 def run_quire(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*QUIRE, *words], capture_output=True, text=True, check=False, timeout=60, **options)  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--version"],
+        ["--help"],
+        ["context", "show", TIDES_ID],
+        ["conversation", "show", TIDES_ID],
+        ["conversation", "list", "--json"],
+        ["stats"],
+        ["export"],
+    ],
+    ids=" ".join,
+)
+def test_a_reader_may_close_the_pipe(home: CliHome, words: list[str]):
+    """As `quire context show | head` does."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run([*QUIRE, *words], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writer)
+    assert (ended.returncode, ended.stderr) == (CLOSED_PIPE_EXIT_CODE, "")
 
 
 CONVERSATION_COMMANDS = [

@@ -1,12 +1,57 @@
 """The command line. Each group of commands has a module; the commands call the library."""
 
+import os
 import sys
+from io import TextIOWrapper
+from typing import NoReturn
 
+CLOSED_PIPE_EXIT_CODE = 141
+"""Exit code of a command whose reader has closed the pipe, as a shell reports SIGPIPE."""
 QUICK_COMMANDS = (["conversation", "list"], ["context", "show"])
 """Commands that `quire.cli.quick_reads` may run with few imports."""
 
 
+class PipedOutput(TextIOWrapper):
+    """Standard output that ends the command when its reader has closed the pipe, as `head` does.
+
+    It raises no `BrokenPipeError`, for which each library that prints has another answer.
+    """
+
+    def write(self, text: str, /) -> int:
+        try:
+            return super().write(text)
+        except BrokenPipeError:
+            self._end()
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except BrokenPipeError:
+            self._end()
+
+    def _end(self) -> NoReturn:
+        # What is buffered is written when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+        sys.exit(CLOSED_PIPE_EXIT_CODE)
+
+
+def end_with_reader() -> None:
+    """Makes a closed pipe the end of the command."""
+    stream = sys.stdout
+    if type(stream) is TextIOWrapper and not stream.isatty():
+        encoding, errors, line_buffering = stream.encoding, stream.errors, stream.line_buffering
+        sys.stdout = PipedOutput(stream.detach(), encoding=encoding, errors=errors, line_buffering=line_buffering)
+
+
 def main() -> None:
+    end_with_reader()
+    try:
+        _run()
+    finally:
+        sys.stdout.flush()
+
+
+def _run() -> None:
     # Before any other import, because scripts wait for the version.
     if sys.argv[1:] == ["--version"]:
         from quire import __version__
@@ -43,7 +88,6 @@ def main() -> None:
 def run_app() -> None:
     """Runs the command of this process with all that it imports."""
     import gc
-    import os
 
     from quire.cli.command_groups import COMMAND_GROUPS
 
@@ -55,6 +99,7 @@ def run_app() -> None:
     gc.disable()
     from quire.cli.platforms import replace_unencodable
 
+    end_with_reader()
     replace_unencodable(sys.stdout, sys.stderr)
     try:
         if sys.argv[1:3] in QUICK_COMMANDS:
@@ -73,8 +118,4 @@ def run_app() -> None:
         hint = "The library alone is installed; `pip install quire` adds the command line and the server."
         sys.exit(f"{MissingExtra(extra='cli', feature='The command line')}\n{hint}")
     finally:
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # A reader that has closed the pipe, as `head` does, is no error.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stdout.flush()
