@@ -32,6 +32,7 @@ from quire.settings import Settings
 from quire.store import SqlStore
 from quire.testing.scripted_model import DelayedReply, ScriptedModel
 from quire.wire.http_errors import error_code
+from quire.wire.tokens import warn_once
 
 TOKEN = "the-token-of-this-laptop"
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -314,7 +315,7 @@ async def test_an_unforeseen_error_is_logged_by_type_and_stack_alone(server: Ins
     assert "swordfish" not in server.log_text + answer.text
 
 
-def test_what_other_packages_say_is_cut_to_its_unfilled_beginning(log_lines: io.StringIO):
+def test_what_other_packages_say_is_cut_to_its_first_line_without_texts(log_lines: io.StringIO):
     logging.getLogger("elsewhere").error("Failed for %s", "swordfish")
     logging.getLogger("quire.server.elsewhere").warning("Passes on: %s", "swordfish")
     logging.getLogger("asyncio").error("Task exception was never retrieved\nfuture: <Task swordfish>")
@@ -324,8 +325,8 @@ def test_what_other_packages_say_is_cut_to_its_unfilled_beginning(log_lines: io.
         logging.getLogger("elsewhere").exception("Broke")
     assert "swordfish" not in log_lines.getvalue()
     assert [json.loads(line)["event"] for line in log_lines.getvalue().splitlines()] == [
-        "Failed for %s",
-        "Passes on: %s",
+        "Failed for …",
+        "Passes on: …",
         "Task exception was never retrieved",
         "Broke",
     ]
@@ -507,3 +508,17 @@ async def test_not_ready_with_another_schema(server: InstrumentedServer, admin_u
     answer = await server.client.get("/readyz")
     assert (answer.status_code, answer.json()["code"]) == (503, "schema_outdated")
     assert "newer" in answer.json()["detail"]
+
+
+def test_a_warning_about_a_model_has_its_text_and_other_lines_no_content(log_lines: io.StringIO):
+    warn_once.cache_clear()
+    logs.configure_logging("json", stream=log_lines)
+    warn_once("No table lists the model 'mill-70b', of which 100 % is unknown.")
+    logging.getLogger("quire.other").warning("Turn %s of %d failed: %s", "swordfish", 3, StoreFull("swordfish"))
+    logging.getLogger("elsewhere").warning("%s and %s", "swordfish")
+    events = [json.loads(line)["event"] for line in log_lines.getvalue().splitlines()]
+    assert events == [
+        "No table lists the model 'mill-70b', of which 100 % is unknown.",
+        "Turn … of 3 failed: StoreFull",
+        "%s and %s",
+    ]

@@ -79,14 +79,27 @@ def _to_fields(record: logging.LogRecord) -> dict[str, Any]:
     elif record.name == logger.name:
         event = {"event": record.getMessage()}
     else:
-        # Arguments of other loggers may contain content or database errors: only the first line of the format is safe.
-        event = {"event": next(iter(str(record.msg).splitlines()), "")}
+        event = {"event": next(iter(_render_safely(record).splitlines()), "")}
     line = {"time": time, "level": record.levelname.lower(), **event, **fields}
     if record.name != logger.name:
         line["logger"] = record.name
     if record.exc_info and record.exc_info[1] is not None:
         line |= describe_error(record.exc_info[1])
     return line
+
+
+def _render_safely(record: logging.LogRecord) -> str:
+    """The message of another logger: of its arguments, which may contain content or database errors, only numbers and
+    the types of errors."""
+    arguments = record.args if isinstance(record.args, tuple) else ()
+    safe = tuple(
+        type(each).__name__ if isinstance(each, BaseException) else each if isinstance(each, int | float) else "…"
+        for each in arguments
+    )
+    try:
+        return str(record.msg) % safe if safe else str(record.msg)
+    except (TypeError, ValueError):
+        return str(record.msg)
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
