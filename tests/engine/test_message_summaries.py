@@ -7,7 +7,8 @@ import pytest
 
 from quire.engine import Conversation, Engine, EngineConfig
 from quire.errors import ModelUnavailable
-from quire.model import Compaction, Message
+from quire.llm import Prompt, Reply
+from quire.model import Compaction, Message, Usage
 from quire.model.context_events import CompactionFailed, ContextEvent
 from quire.model.messages import PURGED_TEXT
 from quire.settings import Settings
@@ -136,3 +137,32 @@ async def test_a_question_larger_than_the_window_is_summarized_before_it_is_sent
     assert [entry.seq for entry in request.compactions] == [4]
     await conversation.undo_compaction()
     assert (await conversation.messages())[2].message.text == make_huge_text()
+
+
+class PaidModel(ScriptedModel):
+    """Remembers what each of its replies is billed for."""
+
+    def __init__(self) -> None:
+        super().__init__(answer, repeat=True, name="gpt-4o-mini")
+        self.usages: list[Usage] = []
+
+    async def complete(self, prompt: Prompt) -> Reply:
+        reply = await super().complete(prompt)
+        assert reply.usage is not None
+        self.usages.append(reply.usage)
+        return reply
+
+
+async def test_the_summary_of_a_message_counts_towards_the_cost(store: SqlStore) -> None:
+    model = PaidModel()
+    conversation = await make_engine(store, model).conversation("c")
+    await fill(conversation)
+    await conversation.prepare("So where is she?")
+    assert any("one long message" in (prompt.system or "") for prompt in model.prompts)
+    config, body = conversation.engine.config, await read_compaction(conversation)
+    cost = sum(config.compute_cost(usage, model.name).usd for usage in model.usages)
+    assert cost > 0
+    assert body.usage is not None
+    assert body.usage.input_tokens == sum(usage.input_tokens or 0 for usage in model.usages)
+    assert body.cost_usd == pytest.approx(cost)
+    assert await conversation.cost() == pytest.approx(cost)
