@@ -89,8 +89,7 @@ async def run_question(conversation: Conversation) -> list[TurnEvent]:
     call = ToolCallPart(id="1", name="soundings", arguments='{"place": "Coldharbour"}')
     model = ScriptedModel(Message(role="assistant", parts=(call,)), "It floods in March.")
     runner = FunctionToolRunner([soundings])
-    host = Conversation(conversation.engine.with_changes(runs_turns=True), conversation.id)
-    return [event async for event in run_turn(host, QUESTION, model=model, runners=[runner])]
+    return [event async for event in run_turn(conversation, QUESTION, model=model, runners=[runner])]
 
 
 async def test_a_turn_goes_through_the_functions_that_the_page_names_in_that_order(store: SqlStore, tmp_path: Path):

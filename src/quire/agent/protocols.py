@@ -66,7 +66,13 @@ class RequestReport(Protocol[RequestT]):
         ...
 
 
-class CompactedRequestBuilder(Protocol[RequestT]):
+class QuestionRequests(Protocol[RequestT]):
+    """The first request of a turn, whose question is recorded before a compaction."""
+
+    async def build(self, message: Message) -> RequestT:
+        """Builds the request for `message`, or one that `needs_compaction`."""
+        ...
+
     async def rebuild(self, request: RequestT) -> RequestT:
         """Compacts the history of a request whose question is recorded, and builds it again."""
         ...
@@ -76,13 +82,13 @@ class TurnHost(Protocol[RequestT]):
     """The conversation in which a turn runs."""
 
     @property
-    def request_builder(self) -> CompactedRequestBuilder[RequestT]: ...
+    def turn_requests(self) -> QuestionRequests[RequestT]: ...
 
     @property
     def recorder(self) -> RequestReport[RequestT]: ...
 
-    async def prepare(self, message: Message | None = None) -> RequestT:
-        """Builds the request for `message`, or one that continues from the log as it is."""
+    async def prepare(self) -> RequestT:
+        """Builds the request that continues from the log as it is."""
         ...
 
     async def record_question(self, request: RequestT) -> tuple[list[Entry], RequestT]:

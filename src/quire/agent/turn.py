@@ -116,14 +116,15 @@ class _TurnTask(Generic[RequestT]):
         before a compaction, whose summary may take minutes."""
         try:
             await self._events.emit(TurnStarted(message=message))
-            request = await self._host.prepare(message)
+            requests = self._host.turn_requests
+            request = await (self._host.prepare() if message is None else requests.build(message))
         except BaseException:
             if message is not None:
                 self._emit_question_recorded(await run_shielded(self._host.append(message)))
             raise
         entries, request = await run_shielded(self._host.record_question(request))
         self._emit_question_recorded(entries)
-        return await self._host.request_builder.rebuild(request) if request.needs_compaction else request
+        return await requests.rebuild(request) if request.needs_compaction else request
 
     def _emit_question_recorded(self, entries: Sequence[Entry]) -> None:
         for entry in entries:

@@ -21,7 +21,7 @@ from quire.engine.message_input import MessageInput, parse_message_list, parse_m
 from quire.engine.recall import Recall
 from quire.engine.recorder import Recorder
 from quire.engine.request import Document, PendingMessage, Request
-from quire.engine.request_builder import RequestBuilder
+from quire.engine.request_builder import RequestBuilder, TurnRequests
 from quire.engine.search import EVERY_MESSAGE, MessageFilter, MessageSearchResult, search_messages
 from quire.engine.spending import check_spend_cap
 from quire.engine.state import EngineState
@@ -69,6 +69,7 @@ class Conversation:
     ) -> None:
         self.engine, self.id, self.branch = engine, id, branch
         self.recorder = Recorder(engine, id, branch, lease=lease)
+        self.turn_requests = TurnRequests(lambda: self.request_builder)
         self._is_own: bool | None = None
 
     # What a conversation that only records never builds.
@@ -261,13 +262,14 @@ class Conversation:
         self._is_own = True
 
     async def plan_compaction(self) -> CompactionPlan | None:
-        """What a manual compaction would do now. Changes nothing."""
+        """What a manual compaction would do now, or None if it would free nothing. Changes nothing."""
         return await (await self._assembler.draft_current()).plan_manually()
 
     async def compact(self, *, instructions: str | None = None, trigger: CompactionTrigger = "manual") -> Entry | None:
         """Compacts now, regardless of usage.
 
-        Returns None if there is nothing to compact, or if a concurrent compaction came first.
+        Returns None if there is nothing to compact, if that would free no tokens, or if a concurrent compaction came
+        first.
 
         Args:
             instructions: What the summary must contain.

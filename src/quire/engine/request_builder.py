@@ -1,16 +1,17 @@
 """Builds a request: assembles it, resolves the documents that the question names, and compacts until it fits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from quire.concurrency.worker_threads import run_sized
 from quire.engine.assembler import AssembledRequest, Assembler
 from quire.engine.compactor import Compactor
 from quire.engine.document_references import ReferenceResolver, trim_documents
 from quire.engine.request import Document, PendingMessage, Request
+from quire.engine.spending import check_spend_cap
 from quire.engine.state import EngineState
 from quire.errors import ContextOverflow
 from quire.log import Blob, Branch
-from quire.model import Decision, Entry
+from quire.model import Decision, Entry, Message
 from quire.model.context_events import ContextUsageUpdated
 from quire.view.assembly import ViewAssembly
 from quire.view.budget import MAX_UNKNOWN_WINDOW_CONTENT
@@ -32,6 +33,9 @@ class RequestBuilder:
         self._assembler, self._compactor = assembler, compactor
         self._reference_resolver = ReferenceResolver(engine)
 
+    async def check_spend_cap(self) -> None:
+        await check_spend_cap(self._engine, self._conversation)
+
     async def build(
         self,
         pending: tuple[PendingMessage, ...],
@@ -39,9 +43,11 @@ class RequestBuilder:
         *,
         decisions: tuple[Decision, ...] = (),
         read_branch: Branch | None = None,
+        defers_compaction: bool = False,
     ) -> Request:
         """Plans on counts: documents, references and compactions change what is counted. What is recalled and how it
-        is laid out is decided once, at the end. `decisions` are about documents in a question that is recorded."""
+        is laid out is decided once, at the end. `decisions` are about documents in a question that is recorded. With
+        `defers_compaction`, a request that must be compacted first says so instead."""
         compactions: list[Entry] = []
         try:
             draft = await self._assembler.draft(
@@ -77,8 +83,7 @@ class RequestBuilder:
             plan = await draft.plan_compaction()
             if plan is None or self._engine.settings.compact_when == "ask":
                 break
-            if pending and self._engine.config.runs_turns:
-                # The turn records its question first: a summary may take minutes, in which the process may end.
+            if pending and defers_compaction:
                 return self._build_request(draft, compactions, document_texts, needs_compaction=True)
             entry = await self._compactor.execute(plan, draft.assembly, draft.window, trigger="threshold")
             compactions += [entry] if entry is not None else []
@@ -98,12 +103,6 @@ class RequestBuilder:
         )
         await run_sized(final.size // LAYOUT_SPEEDUP, lambda: assembly.rendered)
         return self._build_request(final, compactions, document_texts)
-
-    async def rebuild(self, request: Request) -> Request:
-        """Compacts the history of a request whose question is recorded, and builds it again."""
-        assembly = request.assembly
-        decisions = assembly.view_input.document_decisions if isinstance(assembly, ViewAssembly) else ()
-        return await self.build((), decisions=decisions)
 
     def _build_request(
         self,
@@ -137,3 +136,23 @@ class RequestBuilder:
         return await self._assembler.recount(
             draft, pending=draft.pending, context=context, document_decisions=decisions
         )
+
+
+class TurnRequests:
+    """The first request of a turn. Its question is recorded before the history is compacted: the summary may take
+    minutes, in which the process may end."""
+
+    def __init__(self, get_builder: Callable[[], RequestBuilder]) -> None:
+        self._get_builder = get_builder
+
+    async def build(self, message: Message) -> Request:
+        """The request that sends this question, or what is to be recorded of it before a compaction."""
+        builder = self._get_builder()
+        await builder.check_spend_cap()
+        return await builder.build((PendingMessage(message),), defers_compaction=True)
+
+    async def rebuild(self, request: Request) -> Request:
+        """Compacts the history of a request whose question is recorded, and builds it again."""
+        assembly = request.assembly
+        decisions = assembly.view_input.document_decisions if isinstance(assembly, ViewAssembly) else ()
+        return await self._get_builder().build((), decisions=decisions)
