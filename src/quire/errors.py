@@ -76,7 +76,16 @@ A class's docstring is its default message; the message says what happened, to w
 
 import inspect
 from collections.abc import Sequence
+from math import floor, log10
 from typing import Literal
+
+
+def format_usd(amount: float, decimals: int = 4) -> str:
+    """US dollars with this number of decimals. A sum that would be shown as zero has its first two digits."""
+    if 0 < amount < 10**-decimals:
+        digits = f"{amount:.{1 - floor(log10(amount))}f}".rstrip("0")
+        return f"${digits}"
+    return f"${amount:,.{decimals}f}"
 
 
 class QuireError(Exception):
@@ -233,8 +242,8 @@ class SpendReserved(TooManyRequests):
     def __init__(self, *, scope: SpendScope, spent: float, reserved: float, cap: float) -> None:
         self.scope, self.spent, self.reserved, self.cap = scope, spent, reserved, cap
         super().__init__(
-            f"Of the {scope}'s cap of ${cap:.4f}, ${spent:.4f} is spent and ${reserved:.4f} is reserved for calls in "
-            "progress; retry when they have ended.",
+            f"Of the {scope}'s cap of {format_usd(cap)}, {format_usd(spent)} is spent and {format_usd(reserved)} is "
+            "reserved for calls in progress; retry when they have ended.",
             retry_after=2,
         )
 
@@ -313,8 +322,8 @@ class SpendCapReached(QuireError):
         self.spent, self.cap, self.scope = spent, cap, scope
         subject = "API key" if scope == "key" else scope
         super().__init__(
-            f"The {subject} has cost ${spent:.4f}, and its cap is ${cap:.4f}: nothing more is sent. "
-            f"{_SPEND_CAP_REMEDIES[scope]}"
+            f"The {subject} has cost {format_usd(spent)}, and its cap is {format_usd(cap)}: nothing more is "
+            f"sent. {_SPEND_CAP_REMEDIES[scope]}"
         )
 
 
@@ -324,8 +333,8 @@ class DailyBudgetReached(SpendCapReached):
     def __init__(self, *, spent: float, cap: float) -> None:
         super().__init__(spent=spent, cap=cap, scope="tenant")
         self.args = (
-            f"Today has cost ${spent:.2f}, and `daily_budget` is ${cap:.2f}: nothing more is sent until midnight UTC. "
-            "Raise `daily_budget`, or set `daily_budget_stops` to false.",
+            f"Today has cost {format_usd(spent, 2)}, and `daily_budget` is {format_usd(cap, 2)}: nothing more is sent "
+            "until midnight UTC. Raise `daily_budget`, or set `daily_budget_stops` to false.",
         )
 
 

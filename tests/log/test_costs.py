@@ -7,7 +7,7 @@ import pytest
 from infra.builders import make_messages, make_turn
 from quire.access import spending as costs
 from quire.access.spending import SpendCaps, SpendingKey
-from quire.errors import SpendCapReached, SpendReserved
+from quire.errors import SpendCapReached, SpendReserved, format_usd
 from quire.store import SqlStore
 
 pytestmark = pytest.mark.every_database
@@ -106,3 +106,18 @@ async def test_background_work_is_charged_to_the_key_that_spent_most(store: SqlS
     for key_id, cost in ((cheap.id, 0.1), (large.id, 0.2), ("", 9.0)):
         await store.spending.add_cost("c", cost, key_id=key_id)
     assert await store.spending.find_key("c") == SpendingKey(large.id, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [
+        (0.0, "$0.0000"),
+        (0.00001, "$0.00001"),
+        (0.0000123456, "$0.000012"),
+        (0.0012, "$0.0012"),
+        (1234.5, "$1,234.5000"),
+    ],
+)
+def test_small_sums_are_written_as_they_are(amount: float, text: str):
+    assert format_usd(amount) == text
+    assert format_usd(0.004, 2) == "$0.004"

@@ -41,7 +41,7 @@ from quire.cli.output import (
     pluralize,
     to_one_line,
 )
-from quire.errors import EntryNotFound, InvalidRequest
+from quire.errors import EntryNotFound, InvalidRequest, format_usd
 from quire.model.entry_bodies import IMPORTED_STRATEGY
 from quire.model.state import MAX_BRANCH_DROPS
 
@@ -481,7 +481,7 @@ async def cache(target: CommandTarget) -> Result:
 def _draw_cache(report: "CacheReportSchema") -> "Iterable[RenderableType]":
     for each in report.breaks:
         tokens = f"{'about ' if each.is_estimated else ''}{each.tokens:,}" if each.tokens is not None else "unknown"
-        price = f" (${each.cost_usd:.4f})" if each.cost_usd is not None else ""
+        price = f" ({format_usd(each.cost_usd)})" if each.cost_usd is not None else ""
         yield make_text(f"#{each.reply}: {each.kind}, {tokens} tokens processed again{price}", style="bold")
         place = f", first at {each.place}" if each.place is not None else ""
         yield make_text(f"  {each.detail}{place}; {pluralize(each.seconds, 'second')} after #{each.previous}")

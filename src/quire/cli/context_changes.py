@@ -25,7 +25,7 @@ from quire.cli.output import (
     show_spinner,
 )
 from quire.cli.platforms import IS_WINDOWS, split_command
-from quire.errors import InvalidRequest
+from quire.errors import InvalidRequest, format_usd
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -179,7 +179,9 @@ def format_waiting_edits(waiting: "EditEffectSchema | None") -> "Iterable[str]":
     if waiting.rewritten_tokens:
         written = f"{pluralize(waiting.rewritten_tokens, 'token')} written to the prompt cache again"
         if waiting.cost_usd is not None and waiting.unedited_cost_usd is not None:
-            written += f", ${waiting.cost_usd:.4f} for the input instead of ${waiting.unedited_cost_usd:.4f}"
+            written += (
+                f", {format_usd(waiting.cost_usd)} for the input instead of {format_usd(waiting.unedited_cost_usd)}"
+            )
     match waiting.moment:
         case "next_request":
             yield "It takes effect with the next request."

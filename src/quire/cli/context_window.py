@@ -9,6 +9,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.cli.output import NARROW_COLUMNS, make_table, make_text, pluralize, to_one_line
+from quire.errors import format_usd
+from quire.rows.manifests import UNKNOWN_WINDOW
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -181,14 +183,15 @@ def render_window(
     yield make_text(format_headline(manifest, is_past=is_past))
     yield from render_bar(manifest, width, colored=colored)
     yield make_text("")
-    reserved = manifest.policy.reserved_response_tokens
+    reserved, is_unknown = manifest.policy.reserved_response_tokens, manifest.policy.window == UNKNOWN_WINDOW
     slots = [(each.slot, each.used, each.budget, "over budget" if each.overflows else "") for each in manifest.slots]
     rows: list[Sequence[Any]] = []
     for name, tokens, budget, note in [*slots, ("reserved", reserved, None, "")]:
         style = SLOT_STYLES[name]
         letter = style.letter if name == "reserved" or not colored else "█"
         key = make_text(letter, style=style.color if colored else "")
-        rows.append((key, name, tokens, f"{100 * tokens / manifest.policy.window:.1f} %", budget, note))
+        share = "" if is_unknown else f"{100 * tokens / manifest.policy.window:.1f} %"
+        rows.append((key, name, tokens, share, budget, note))
     columns = ("", "slot", "tokens", "of window", "budget", "note")[: 4 if narrow else 6]
     yield make_table(
         *columns, rows=[row[: len(columns)] for row in rows], right_aligned=("tokens", "of window", "budget")
@@ -209,6 +212,8 @@ def format_headline(manifest: "Manifest | StoredManifest", *, is_past: bool = Fa
     policy, history = manifest.policy, manifest.full_history_tokens
     share = 100 * manifest.total_tokens / policy.window
     used = f"{manifest.total_tokens:,} of {policy.window:,} tokens ({share:.1f} %)"
+    if policy.window == UNKNOWN_WINDOW:
+        used = f"{manifest.total_tokens:,} tokens of a window that is not known"
     documents = manifest.document_tokens
     included = f", {documents:,} of them in documents that messages reference" if documents else ""
     distance = manifest.trigger_tokens - history
@@ -221,6 +226,8 @@ def format_headline(manifest: "Manifest | StoredManifest", *, is_past: bool = Fa
             f"Context management is off, and the full history has {history:,} tokens: the next request is refused. "
             "Run `quire context compact`, or set `context_management_enabled = true`."
         )
+    elif policy.window == UNKNOWN_WINDOW:
+        state = "Nothing is compacted until the provider names the window, or `window` in the settings does."
     elif distance < 0 and is_past:
         state = f"The full history had {history:,} tokens: older messages were left out."
     elif distance < 0:
@@ -240,7 +247,7 @@ def format_turn(reply: "EntrySchema | StoredReply") -> str:
     if turn is None:
         return ""
     tokens = f"{turn.usage.input_tokens:,} input and {turn.usage.output_tokens:,} output tokens"
-    cost = f", ${turn.cost_usd:.4f}" if turn.cost_usd else ""
+    cost = f", {format_usd(turn.cost_usd)}" if turn.cost_usd else ""
     compactions = f", {pluralize(len(turn.compactions), 'compaction')}" if turn.compactions else ""
     documents = ", ".join(to_one_line(each.path or each.link) for each in reply.references)
     lines = [f"The turn that #{reply.seq} ends: {pluralize(turn.steps, 'step')}, {tokens}{cost}{compactions}."]
@@ -250,9 +257,10 @@ def format_turn(reply: "EntrySchema | StoredReply") -> str:
 def render_bar(manifest: "Manifest | StoredManifest", width: int, *, colored: bool) -> "Iterable[Text]":
     """Renders one line for the window, and one below it that marks the threshold."""
     policy = manifest.policy
+    is_known = policy.window != UNKNOWN_WINDOW
     used = [(use.slot, use.used) for use in manifest.slots]
     reserved = min(policy.reserved_response_tokens, policy.window)
-    free = max(0, policy.window - reserved - sum(tokens for _, tokens in used))
+    free = max(0, policy.window - reserved - sum(tokens for _, tokens in used)) if is_known else 0
     parts = [*used, ("free", free), ("reserved", reserved)]
     line = make_text("")
     for (name, _), cells in zip(parts, allocate_cells([tokens for _, tokens in parts], width), strict=True):
@@ -262,7 +270,8 @@ def render_bar(manifest: "Manifest | StoredManifest", width: int, *, colored: bo
         else:
             line.append(style.letter * cells)
     yield line
-    yield make_text(format_threshold_marker(manifest.trigger_tokens, policy.window, width), style="dim")
+    if is_known:
+        yield make_text(format_threshold_marker(manifest.trigger_tokens, policy.window, width), style="dim")
 
 
 def allocate_cells(weights: Sequence[int], width: int) -> list[int]:

@@ -6,6 +6,7 @@ from datetime import date, timedelta
 from pathlib import Path
 
 from quire.cli.output import pluralize, to_one_line
+from quire.errors import format_usd
 from quire.schemas.findings import FindingEvidenceSchema
 from quire.schemas.stats import UsageCountsSchema, UsageGroupSchema
 
@@ -30,7 +31,7 @@ def format_days(days: Sequence[UsageGroupSchema]) -> str:
 
 
 def format_total_cost(totals: UsageCountsSchema) -> str:
-    cost = f"${totals.cost_usd:,.2f}"
+    cost = format_usd(totals.cost_usd, 2)
     if not totals.unpriced_requests:
         return cost
     return f"At least {cost} ({pluralize(totals.unpriced_requests, 'request')} without a known price or output)"
@@ -49,7 +50,7 @@ def format_evidence(evidence: FindingEvidenceSchema) -> str:
     """The evidence with its cost and its project, on one line."""
     text = to_one_line(evidence.text.replace(f"{Path.home()}{os.sep}", "~/"), MAX_EVIDENCE_CHARS)
     if evidence.cost_usd >= MIN_PRINTED_USD and "$" not in text:
-        text = f"{text}, ${evidence.cost_usd:,.2f}"
+        text = f"{text}, {format_usd(evidence.cost_usd, 2)}"
     return f"{text} · {shorten_name(evidence.project)}" if evidence.project else text
 
 

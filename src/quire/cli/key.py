@@ -8,6 +8,7 @@ import typer
 
 from quire.cli.common import Limit, SetOptions, TenantOption, command, create_group, open_store
 from quire.cli.output import Result, Verbatim, format_local_time, make_table, make_text, print_note
+from quire.errors import format_usd
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -145,9 +146,9 @@ def _draw_keys(document: "KeyListSchema") -> "Iterable[RenderableType]":
 def _format_spending(spent: float, cap: float | None) -> str | None:
     """What was spent of the cap; None if there is neither."""
     if cap is None:
-        return f"${spent:,.4f}" if spent else None
+        return format_usd(spent) if spent else None
     decimals = 2 if round(cap, 2) == cap else 4
-    return f"${spent:,.4f} of ${cap:,.{decimals}f}"
+    return f"{format_usd(spent)} of {format_usd(cap, decimals)}"
 
 
 @command(app, "quire key revoke 01ke6pfy600000000000000005")

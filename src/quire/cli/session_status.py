@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.cli.output import pluralize
+from quire.errors import format_usd
 from quire.usage.contribution import NANOS_PER_DOLLAR
 from quire.usage.insights import read_cost_of_today
 
@@ -37,16 +38,16 @@ async def format_status_line(store: "SqlStore", event: object, *, daily_budget: 
             for with_main in (True, False)
         )
         bound = "at least " if any(each.unpriced_requests for each in costs) else ""
-        share = f" (sub-agents ${sub_agents:,.2f})" if sub_agents else ""
-        parts.append(f"session {bound}${total:,.2f}{share}")
+        share = f" (sub-agents {format_usd(sub_agents, 2)})" if sub_agents else ""
+        parts.append(f"session {bound}{format_usd(total, 2)}{share}")
     else:
         parts.append("session not recorded")
     today = await read_cost_of_today(store.usage)
     if daily_budget is None:
-        parts.append(f"today ${today:,.2f}")
+        parts.append(f"today {format_usd(today, 2)}")
     else:
         warning = "over budget: " if today >= daily_budget else "⚠ " if today >= WARNING_SHARE * daily_budget else ""
-        parts.append(f"{warning}today ${today:,.2f} of ${daily_budget:,.2f}")
+        parts.append(f"{warning}today {format_usd(today, 2)} of {format_usd(daily_budget, 2)}")
     compactions = 0
     for record in recorded:
         if record.origin is not None and record.origin.purpose is None:

@@ -27,6 +27,7 @@ from quire.cli.output import (
     to_one_line,
 )
 from quire.cli.search import parse_since
+from quire.errors import format_usd
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -224,7 +225,7 @@ def _draw_conversation(stats: "ConversationStatsSchema") -> "Iterable[Renderable
             ("input tokens", stats.tokens["input"]),
             ("of these from cache", stats.tokens["cache_read"]),
             ("output tokens", stats.tokens["output"]),
-            ("cost", _format_total(stats, f"${stats.cost_usd:,.4f}")),
+            ("cost", _format_total(stats, format_usd(stats.cost_usd))),
             ("with sub-agents", _format_with_sub_agents(stats)),
         ]
     )
@@ -238,8 +239,8 @@ def _draw_overview(stats: "StatsSchema", *, bar_columns: int) -> "Iterable[Rende
             ("turns", f"{totals.turns:,} in {pluralize(totals.requests, 'request')}"),
             ("input tokens", f"{totals.input_tokens:,}, {totals.cache_share:.0%} from cache"),
             ("output tokens", totals.output_tokens),
-            ("cost", _format_total(totals, f"${totals.cost_usd:,.2f}")),
-            ("of it imported", f"${totals.imported_usd:,.2f}" if totals.imported_usd else None),
+            ("cost", _format_total(totals, format_usd(totals.cost_usd, 2))),
+            ("of it imported", format_usd(totals.imported_usd, 2) if totals.imported_usd else None),
             ("compactions", f"{totals.compactions:,}, {totals.compacted_tokens:,} tokens freed"),
             ("recall", f"{pluralize(totals.recalled_messages, 'message')}, {totals.recalled_tokens:,} tokens"),
         ]
@@ -264,7 +265,7 @@ def _draw_overview(stats: "StatsSchema", *, bar_columns: int) -> "Iterable[Rende
         has_sub_agents = any(each.sub_agents for each in stats.turns)
         turns = [
             (
-                "–" if each.cost_usd is None else f"{'≥ ' * bool(each.unpriced_requests)}${each.cost_usd:,.4f}",
+                "–" if each.cost_usd is None else f"{'≥ ' * bool(each.unpriced_requests)}{format_usd(each.cost_usd)}",
                 *([_format_with_sub_agents(each) or ""] if has_sub_agents else []),
                 each.tokens,
                 f"{each.conversation}{f' --branch {each.branch}' if each.branch else ''} --reply {each.seq}",
@@ -311,8 +312,8 @@ def _draw_groups(dimension: str, groups: "Sequence[UsageGroupSchema]", *, bar_co
 
 def _format_cost(counts: "UsageCountsSchema") -> str:
     if counts.unpriced_requests:
-        return f"≥ ${counts.cost_usd:,.2f}" if counts.cost_usd else "–"
-    return f"${counts.cost_usd:,.2f}"
+        return f"≥ {format_usd(counts.cost_usd, 2)}" if counts.cost_usd else "–"
+    return format_usd(counts.cost_usd, 2)
 
 
 def _format_total(stats: "UsageCountsSchema | ConversationStatsSchema", cost: str) -> str:
@@ -331,7 +332,7 @@ def _format_with_sub_agents(stats: "ConversationStatsSchema | TurnCostSchema") -
         return None
     bound = "at least " if stats.unpriced_requests or called.unpriced_requests else ""
     count = pluralize(called.sub_agents, "sub-agent")
-    return f"{bound}${(stats.cost_usd or 0.0) + called.cost_usd:,.4f}, {count}"
+    return f"{bound}{format_usd((stats.cost_usd or 0.0) + called.cost_usd)}, {count}"
 
 
 def _shorten(name: str) -> str:

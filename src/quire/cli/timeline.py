@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quire.cli.context_window import MAX_BAR_COLUMNS, SLOT_STYLES
 from quire.cli.output import make_table, make_text, pluralize
+from quire.errors import format_usd
 from quire.ledger.timeline import Timeline, TimelineEvent, TimelineRow
 from quire.model.policy import SLOTS
 from quire.usage.contribution import NANOS_PER_DOLLAR
@@ -97,11 +98,11 @@ def format_headline(timeline: Timeline) -> str:
     cache = f", {100 * cached / sent:.0f} % of the input from the cache" if cached and sent else ""
     cost = sum(row.cost_usd or 0.0 for row in rows)
     bound = "at least " if any(not row.is_cost_complete for row in rows) else ""
-    price = f", {bound}${cost:,.2f}" if cost else ""
+    price = f", {bound}{format_usd(cost, 2)}" if cost else ""
     called = timeline.sub_agents
     if called.cost_nanos:
         bound = bound or ("at least " if called.unpriced_requests else "")
-        price += f", {bound}${cost + called.cost_nanos / NANOS_PER_DOLLAR:,.2f} with sub-agents"
+        price += f", {bound}{format_usd(cost + called.cost_nanos / NANOS_PER_DOLLAR, 2)} with sub-agents"
     return f"{pluralize(len(rows), 'request')} in {pluralize(turns, 'turn')}, {compactions}{cache}{price}."
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field
 
+from quire.errors import format_usd
 from quire.wire.labels import label_text
 
 if TYPE_CHECKING:
@@ -291,7 +292,7 @@ def _render_item(item: ExplainedItem) -> str:
 
 def _render_cache_break(found: ExplainedCacheBreak) -> str:
     tokens = f"{found.tokens:,} tokens processed again" if found.tokens is not None else "tokens not known"
-    price = f" (${found.cost_usd:.4f})" if found.cost_usd is not None else ""
+    price = f" ({format_usd(found.cost_usd)})" if found.cost_usd is not None else ""
     texts = f": {json.dumps(found.before)} became {json.dumps(found.after)}" if found.before or found.after else ""
     place = f" at {found.place}" if found.place is not None else ""
     return f"Prompt cache broke: {found.kind}{place}, {found.detail}, {tokens}{price}{texts}"

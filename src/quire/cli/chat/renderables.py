@@ -11,9 +11,11 @@ from rich.text import Text
 
 from quire.cli.output import pluralize, sanitize, to_one_line
 from quire.cli.tool_calls import parse_arguments
+from quire.errors import format_usd
 from quire.model import Compaction, ToolCallPart, Usage
 from quire.model.entry_metadata import DocumentReference
 from quire.model.events import RequestPrepared
+from quire.rows.manifests import UNKNOWN_WINDOW
 from quire.view.budget import UsageReport, UsageStatus
 
 if TYPE_CHECKING:
@@ -120,6 +122,8 @@ def render_meter(reading: MeterReading) -> Text:
         if report.proposes_compaction:
             effect = "oldest messages omitted until you run /compact"
         line.append(f" {about}{report.total_tokens:,} tokens; {effect} (limit {report.trigger_tokens:,})")
+    elif report.window == UNKNOWN_WINDOW:
+        line.append(f" {about}{report.total_tokens:,} tokens · window not known")
     else:
         line.append(f" {about}{report.total_tokens:,} of {report.trigger_tokens:,} tokens · window {report.window:,}")
     if report.document_tokens:
@@ -127,7 +131,7 @@ def render_meter(reading: MeterReading) -> Text:
     if reading.usage is not None and reading.usage.cache_read_tokens:
         line.append(f" · {reading.usage.cache_read_tokens:,} from cache")
     if reading.turn_cost or reading.conversation_cost:
-        line.append(f" · ${reading.turn_cost:.4f} of ${reading.conversation_cost:.4f}")
+        line.append(f" · {format_usd(reading.turn_cost)} of {format_usd(reading.conversation_cost)}")
     return line
 
 
