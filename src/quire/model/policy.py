@@ -1,11 +1,12 @@
 """`Policy`: the resolved settings from which a view is assembled, without anything left to look up."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from quire.model.base import FrozenModel
+from quire.model.json_values import is_object
 from quire.rows.manifests import UNKNOWN_WINDOW
 
 WireFormatName = Literal["chat", "messages", "responses", "gemini"]
@@ -31,6 +32,9 @@ SHARE_PRESETS: Mapping[str, Mapping[ShareName, float]] = {
 """Named values of the setting `shares`."""
 
 
+_FORMATS_BY_PROVIDER = {"openai": "chat", "anthropic": "messages", "openai_responses": "responses"}
+
+
 class Policy(FrozenModel):
     """Model, window, thresholds and shares."""
 
@@ -48,6 +52,16 @@ class Policy(FrozenModel):
     """Shares of the input tokens by slot, and by priority class; each kind overrides the strategy's."""
     recall_tokens: int | None = Field(default=None, ge=0)
     """Maximum tokens of archived messages in the recall slot."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_provider(cls, data: Any) -> Any:
+        """Manifests that were stored before 17 November 2026 name the provider instead of its wire format."""
+        if not is_object(data) or "provider" not in data:
+            return data
+        provider = data["provider"]
+        others = {name: value for name, value in data.items() if name != "provider"}
+        return {"wire_format": _FORMATS_BY_PROVIDER.get(str(provider), provider), **others}
 
     @property
     def has_known_window(self) -> bool:

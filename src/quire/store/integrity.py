@@ -3,6 +3,7 @@
 Entries have a hash chain and a digest of their content, blobs the digest of their bytes, other rows a row digest.
 """
 
+import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from hashlib import sha256
@@ -13,6 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Table, select, tuple_
 
 from quire.access.spending import shard_of
 from quire.db.column_types import verify_values
+from quire.db.raw_sql import get_driver
 from quire.db.schema import (
     api_keys,
     blob_uses,
@@ -40,6 +42,8 @@ from quire.model import CHAIN_ROOT, BranchState, Entry, Manifest, Message, chain
 from quire.view.secrets import MASK_MARK
 
 _BATCH_SIZE = 2_000
+MAX_DAMAGES = 20
+"""Damages of a file that are listed."""
 
 _COST_TOLERANCE = 1e-9
 """Difference that rounding explains, in dollars and as a share: the sums are added in another order."""
@@ -49,8 +53,11 @@ _CHANGED_ROW = "is not as it was recorded"
 
 @verify_values()
 def verify_tenant(connection: Connection, tenant: str) -> list[IntegrityFault]:
-    """The faults of the rows that belong to no conversation: memories, API keys, token calibrations, transcripts and
-    costs."""
+    """The faults of the file, and of the rows that belong to no conversation: memories, API keys, token calibrations,
+    transcripts and costs."""
+    if damages := _find_damages(connection):
+        # What is read from a damaged file says nothing.
+        return [IntegrityFault(None, None, f"the database file is damaged: {each}") for each in damages]
     tables: tuple[tuple[Table, str, str], ...] = (
         (memories, "memory", "memory"),
         (api_keys, "API key", "id"),
@@ -75,6 +82,23 @@ def verify_tenant(connection: Connection, tenant: str) -> list[IntegrityFault]:
             name = f"API key {key_id!r}" if key_id else "calls without an API key"
             faults.append(IntegrityFault(None, None, f"the costs of {name} in shard {shard} do not add up"))
     return faults
+
+
+def _find_damages(connection: Connection) -> list[str]:
+    """Damages of an SQLite file: pages, indexes that differ from their tables, references to rows that do not exist.
+
+    The digests of rows see none of them: an index may hide a row that is as it was recorded.
+    """
+    if connection.dialect.name != "sqlite":
+        return []
+    try:
+        checked = get_driver(connection).execute(f"PRAGMA integrity_check({MAX_DAMAGES})").fetchall()
+        damages = [str(text) for (text,) in checked if text != "ok"]
+        for table, *_ in get_driver(connection).execute("PRAGMA foreign_key_check").fetchmany(MAX_DAMAGES):
+            damages.append(f"a row of {table} refers to one that does not exist")
+    except sqlite3.DatabaseError as error:
+        damages = [str(error)]
+    return list(dict.fromkeys(damages))[:MAX_DAMAGES]
 
 
 ReadObject = Callable[[Connection, str], bytes]
