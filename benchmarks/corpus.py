@@ -75,6 +75,12 @@ def select_tenth(files: Sequence[StoredFile]) -> list[StoredFile]:
     return selected
 
 
+def find_beginning(path: Path) -> str:
+    """Time of the first line that has one; none if the file is one JSON object."""
+    lines = read_lines(path) if path.suffix == ".jsonl" else ()
+    return next((line["timestamp"] for line in lines if isinstance(line.get("timestamp"), str)), "")
+
+
 def read_facts(path: Path, program: str, counted: set[object]) -> Facts:
     match program:
         case "claude-code":
@@ -133,7 +139,8 @@ async def compare_sessions(files: Iterable[tuple[Path, str]], home: Path) -> lis
     sessions: list[Session] = []
     counted: set[object] = set()
     placed: defaultdict[str, list[Path]] = defaultdict(list)
-    for path, program in files:
+    # A request that several files hold is that of the session that began first.
+    for path, program in sorted(files, key=lambda each: find_beginning(each[0])):
         facts = read_facts(path, program, counted)
         placed[program].append(place_file(path, facts, home))
         sessions.append(Session(path.name, path, program, facts, [], sum(map(price, facts.requests))))

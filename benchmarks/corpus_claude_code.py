@@ -8,7 +8,8 @@ A queued prompt that the program took in the middle of a turn (`remove`) stands 
 it wrote no `queued_command` line. The model reads it after the results of the open calls. A popped one was not sent.
 
 Changed later: `<synthetic>` is the program's, no reply (55-, line 226); thinking is a part of a reply (139-, line 102);
-a notification that was taken without an attachment was not sent where a version writes any (089-, lines 245 to 248).
+a user's line takes its text from the queue (24-, line 977), and a notification that was taken from it without an
+attachment was not sent where a version writes any (089-, lines 245 to 248).
 """
 
 import re
@@ -33,8 +34,7 @@ def read_claude_code(path: Path, counted: set[object]) -> Facts:
     facts.agents = int(any(line.get("isSidechain") for line in lines))
     _count_requests(lines, facts, counted)
     links = {line["uuid"]: line.get("parentUuid") for line in lines if line.get("uuid") and not line.get("isSidechain")}
-    first = next(iter(links.values()), None)
-    facts.begins_in_middle = first is not None and first not in links
+    facts.begins_in_middle = next(iter(links.values()), None) not in (None, *links)
     # The node of each line, the items of each node, and the node before each.
     owners, nodes, parents, previous = dict[str, str](), dict[str, list[Item]](), dict[str, str](), START
     summaries = dict[str, dict[str, Any]]()
@@ -49,9 +49,9 @@ def read_claude_code(path: Path, counted: set[object]) -> Facts:
         if line.get("isCompactSummary"):
             summaries[uuid] = line
         facts.add_time(line.get("timestamp"))
+        owners[uuid] = previous = node
         parents.setdefault(node, parent)
         nodes.setdefault(node, []).extend(items)
-        owners[uuid] = previous = node
     sides = find_withdrawn(nodes, parents, {QUEUE, *(parents[node] for node in summaries)})
     facts.branches = [[] for _ in set(sides.values())]
     for node, items in nodes.items():
@@ -80,15 +80,17 @@ def _find_queued(lines: list[dict[str, Any]]) -> dict[int, str]:
     """Prompts that only the queue holds, by the number of the line that took them from it."""
     said = {text.strip() for line in lines for text in list_texts((line.get("message") or {}).get("content"))}
     said |= {str((line.get("attachment") or {}).get("prompt")).strip() for line in lines}
-    queue, found = list[str](), dict[int, str]()
+    has_attachments, queue, found = any("attachment" in each for each in lines), list[str](), dict[int, str]()
     for number, line in enumerate(lines):
         text, operation = line.get("content") or "", line.get("operation")
-        if operation == "enqueue":
+        if line.get("type") == "user" and (said_now := "".join(list_texts(line["message"]["content"]))) in queue:
+            queue.remove(said_now)
+        elif operation == "enqueue":
             queue.append(text)
         elif operation and queue:
             taken = queue.pop(queue.index(text) if text in queue else 0)
             is_sent = operation == "remove" and taken.strip() not in said and not taken.startswith("/")
-            if is_sent and taken and not (HARNESS_START.match(taken) and any("attachment" in each for each in lines)):
+            if is_sent and taken and not (has_attachments and HARNESS_START.match(taken)):
                 found[number] = taken
     return found
 
@@ -97,7 +99,7 @@ def _read_items(line: dict[str, Any]) -> list[Item]:
     attachment, message = line.get("attachment") or {}, line.get("message") or {}
     content = attachment["prompt"] if attachment.get("type") == "queued_command" else message.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-    items: list[Item] = []
+    items = list[Item]()
     for block in blocks:
         match block["type"]:
             case "tool_use":
@@ -109,23 +111,21 @@ def _read_items(line: dict[str, Any]) -> list[Item]:
             case "text" if line["type"] == "assistant" and block["text"]:
                 items.append(Item("text", digest_texts([block["text"]]), reply=message["id"]))
     texts = list_texts([block for block in blocks if block["type"] != "tool_result"])
-    if message.get("model") == "<synthetic>":
+    if line["type"] == "assistant" and message.get("model") == "<synthetic>":
         return [Item("system", digest_texts(texts))]
     if line["type"] == "assistant" or not any(texts) or line.get("isCompactSummary"):
         return items
-    marks = {**line, **attachment}
-    is_meta = marks.get("isMeta") or (marks.get("origin") or {}).get("kind", "human") != "human"
-    is_harness = is_meta or all(map(HARNESS_START.match, texts))
-    return [*items, Item("user", digest_texts(texts), by="harness" if is_harness else "person")]
+    origin = line.get("origin") or attachment.get("origin") or {}
+    is_meta = line.get("isMeta") or attachment.get("isMeta") or origin.get("kind", "human") != "human"
+    by = "harness" if is_meta or all(map(HARNESS_START.match, texts)) else "person"
+    return [*items, Item("user", digest_texts(texts), by=by)]
 
 
 def _read_compaction(line: dict[str, Any], lines: list[dict[str, Any]], facts: Facts) -> Compaction:
     boundary = next((each for each in lines if each.get("uuid") == line.get("parentUuid")), {}).get("compactMetadata")
     named = ((boundary or {}).get("preservedMessages") or {}).get("uuids") or []
-    kept = {
-        item.key for each in lines if each.get("uuid") in named for item in _read_items(each) if item.kind != "thinking"
-    }
-    kept &= {item.key for item in facts.path}
+    named_items = (item for each in lines if each.get("uuid") in named for item in _read_items(each))
+    kept = {item.key for item in named_items if item.kind != "thinking"} & {item.key for item in facts.path}
     digest = digest_texts(list_texts(line["message"]["content"]))
     return Compaction(facts.count_replies(), "summary", digest, tuple(sorted(kept)))
 
