@@ -24,6 +24,7 @@ check:
     {{ bin }}/deptry src
     {{ bin }}/python tools/weight.py
     {{ parallel_pytest }}
+    {{ bin }}/python benchmarks/corpus.py --tenth --check
     {{ bin }}/mkdocs build --quiet --strict
 
 # Run the quick tests of a file or folder, such as tests/log -k purge; without arguments those of what changed since the main branch, on SQLite, of all if nothing did.

@@ -255,12 +255,12 @@ def make_document(sessions: Sequence[Session]) -> dict[str, Any]:
 
 
 def find_new(sessions: Sequence[Session], stored: dict[str, Any]) -> list[str]:
-    """Sessions with a class of difference that they do not have in the stored result, in which each is explained."""
-    known = stored.get("after", stored.get("before", {})).get("differing", {})
+    """Sessions with a class of difference that the stored result does not explain."""
+    explained = stored.get("explained", {})
     return [
         f"{each.name}: {', '.join(sorted(new))}"
         for each in sessions
-        if (new := {one.kind for one in each.differences} - known.get(each.name, {}).keys())
+        if (new := {one.kind for one in each.differences} - explained.get(each.name, {}).keys())
     ]
 
 
@@ -271,7 +271,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--tenth", action="store_true", help="Every tenth session of each program.")
     parser.add_argument("--details", action="store_true", help="Print each difference.")
     parser.add_argument("--store", choices=("before", "after"), help=f"Store this part of {RESULTS.name}.")
-    parser.add_argument("--check", action="store_true", help="Fail if a session differs in a way that is not stored.")
+    parser.add_argument(
+        "--check", action="store_true", help="Fail if a difference is not explained in the stored result."
+    )
     parser.add_argument("--fetch", type=Path, metavar="FOLDER", help="Get the sessions of the index, and stop.")
     parser.add_argument("--remote", default="https://github.com", help="Where to fetch repositories from.")
     return parser.parse_args()
@@ -308,7 +310,7 @@ def main() -> None:
         stored[options.store] = make_document(sessions)
         RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
     if options.check and (new := find_new(sessions, stored)):
-        sys.exit("Differences that are not in the stored result:\n" + "\n".join(new))
+        sys.exit("Differences that the stored result does not explain:\n" + "\n".join(new))
 
 
 if __name__ == "__main__":
