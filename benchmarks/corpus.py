@@ -139,8 +139,8 @@ async def compare_sessions(files: Iterable[tuple[Path, str]], home: Path) -> lis
     sessions: list[Session] = []
     counted: set[object] = set()
     placed: defaultdict[str, list[Path]] = defaultdict(list)
-    # A request that several files hold is that of the session that began first.
-    for path, program in sorted(files, key=lambda each: find_beginning(each[0])):
+    # A request that several files hold is that of the session that began first. A fork begins with a copy of it.
+    for path, program in sorted(files, key=lambda each: (find_beginning(each[0]), each[0].stat().st_size)):
         facts = read_facts(path, program, counted)
         placed[program].append(place_file(path, facts, home))
         sessions.append(Session(path.name, path, program, facts, [], sum(map(price, facts.requests))))
