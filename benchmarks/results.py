@@ -29,6 +29,9 @@ PICTURES = {"soak": "picture/soak.svg", "memory": "picture/memory.svg"}
 MISSED_REASONS = {
     r"cli\.\w+_over_python": "importing SQLAlchemy, Pydantic and Typer. Beside a running server, commands are forked "
     "from a process that has imported them",
+    r"corpus_search\.not_\w+": "ten questions share no word with their answer, and of the others some share more with "
+    "other messages",
+    r"corpus_search\.cpu_seconds": "importing SQLAlchemy, Pydantic, NumPy and Quire, on a machine that others use, too",
     r"compaction\.bookkeeping_growth.*": "the recall index is read and encoded again",
     r"gateway\.cpu_of_gemini_to_chat_to_chat": "a reply is parsed, translated and rendered again",
     r"gateway\.cpu_new_messages_only_to_list": "recall, with its ranking and a decision for each message that is left "
