@@ -33,6 +33,8 @@ def test_commands_read_and_write_the_tenant_of_the_settings(
     monkeypatch.delenv("QUIRE_TENANT")
     assert "tidal" not in invoke_cli("conversation", "list", "--json").stdout
     assert "tidal" in invoke_cli("conversation", "list", "--json", "--set", "tenant=observatory").stdout
+    found = invoke_cli("search", "spring tide", "--json", "--set", "tenant=observatory")
+    assert json.loads(found.stdout)["messages"]
 
 
 def test_a_tenant_is_verified_and_a_changed_row_named(home: CliHome):

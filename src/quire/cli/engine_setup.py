@@ -97,7 +97,7 @@ async def open_engine_from_settings(
             summarizer=build_summarizer(settings),
             embedder=await build_embedder(settings),
             environ=os.environ,
-            **{name: value for name, value in typed.items() if name not in ("agent", "vault", "summarizer")},
+            **{name: value for name, value in typed.items() if name not in ("tenant", "agent", "vault", "summarizer")},
         ) as engine:
             yield engine.with_changes(runs_turns=True)
 
