@@ -81,7 +81,7 @@ from typing import Literal
 
 
 def format_usd(amount: float, decimals: int = 4) -> str:
-    """US dollars with this number of decimals. A sum that would be shown as zero has its first two digits."""
+    """US dollars with this number of decimals. A sum that would be printed as zero has its first two digits."""
     if 0 < amount < 10**-decimals:
         digits = f"{amount:.{1 - floor(log10(amount))}f}".rstrip("0")
         return f"${digits}"

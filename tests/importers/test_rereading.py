@@ -1,6 +1,8 @@
 """A home that an earlier version imported is read again by a newer reader, and keeps what a person did in it."""
 
+import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -56,7 +58,11 @@ async def read(store: SqlStore, source: ReadingSource, *, rereads: bool = True) 
 
     prepared: list[bool] = []
     engine = make_engine(store)
-    report = await import_files(engine, source, [Path(__file__)], prepare_reread=prepare if rereads else None)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "session"
+        path.touch()
+        os.utime(path, (1, 1))
+        report = await import_files(engine, source, [path], prepare_reread=prepare if rereads else None)
     await engine.runtime.jobs.wait()
     assert bool(prepared) == bool(report.reread) or not report.reread
     for each in await store.list_conversations():

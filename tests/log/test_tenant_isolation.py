@@ -340,8 +340,8 @@ REFUSED: dict[str, Callable[[SqlStore], Any]] = {
     "message_index.put_segments": lambda store: store.message_index.put_segments([SEGMENT]),
     "offloading.offload": lambda store: store.offloading.offload("theirs"),
     "take_over": lambda store: store.take_over("theirs"),
-    "rereading.replace": lambda store: store.rereading.replace(make_import("theirs")),
-    "rereading.delete_twin": lambda store: store.rereading.delete_twin("theirs"),
+    "reimport.replace": lambda store: store.reimport.replace(make_import("theirs")),
+    "reimport.delete_twin": lambda store: store.reimport.delete_twin("theirs"),
     "memories.add": lambda store: store.memories.add("agent", "mine", citation=Citation("theirs", 0, 1)),
 }
 WITHOUT_CONVERSATION = {

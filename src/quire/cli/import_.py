@@ -25,7 +25,7 @@ from quire.cli.output import (
     show_progress,
 )
 from quire.cli.platforms import call_on_signals
-from quire.cli.rereading import Rereading
+from quire.cli.reimport import ReimportNotice
 from quire.errors import DocumentNotFound, ImportFailed, InvalidRequest
 
 if TYPE_CHECKING:
@@ -189,9 +189,9 @@ async def _import_source(
                 files,
                 options,
                 on_progress=lambda so_far: bar.update(so_far.files, so_far.total_files),
-                prepare_reread=rereading.prepare,
+                prepare_reread=notice.prepare,
             )
-            await rereading.print_changes(report.reread, deleted_twins=report.deleted_twins)
+            await notice.print_changes(report.reread, deleted_twins=report.deleted_twins)
         with show_progress("Indexing"):
             await engine.runtime.jobs.wait()
         return report
@@ -203,7 +203,7 @@ async def _import_source(
         sys.stdout.flush()
 
     async with open_engine_from_settings(overrides) as engine:
-        rereading = Rereading(engine.store, resolve_database_url(load_cli_settings(overrides).settings))
+        notice = ReimportNotice(engine.store, resolve_database_url(load_cli_settings(overrides).settings))
         first = await import_changed()
         print_report(first)
         if watch:

@@ -19,7 +19,7 @@ from quire.cli.output import (
     show_progress,
 )
 from quire.cli.paths import write_atomically
-from quire.cli.rereading import BACKUP_DOCS, Rereading
+from quire.cli.reimport import BACKUP_DOCS, ReimportNotice
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -73,7 +73,7 @@ async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = 
     )
     from quire.importers.base import SourceError
     from quire.schemas.findings import ScanReportSchema
-    from quire.store.rereading import Reread
+    from quire.store.reimport import Reread
     from quire.usage.insights import count_usage
 
     enable_garbage_collection()
@@ -81,10 +81,10 @@ async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = 
     options = ImportOptions(processes=os.cpu_count() or 1, indexes=False, has_deadline=False)
     async with open_engine_from_settings(overrides) as engine:
         database_url = resolve_database_url(load_cli_settings(overrides).settings)
-        rereading = Rereading(engine.store, database_url)
+        notice = ReimportNotice(engine.store, database_url)
         known = await engine.store.imports.list_files()
-        changed = select_changed(found, known, rereads=rereading.can_copy)
-        if not rereading.can_copy and (outdated := select_outdated(found, known)):
+        changed = select_changed(found, known, rereads=notice.can_copy)
+        if not notice.can_copy and (outdated := select_outdated(found, known)):
             names = " && ".join(f"quire import {each.source.name}" for each in outdated)
             print_note(
                 f"{pluralize(sum(len(each.files) for each in outdated), 'file')} were read by an earlier version. Back "
@@ -102,7 +102,7 @@ async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = 
                     part,
                     options,
                     on_progress=lambda _, files, before=before: bar.update(before + files, total),
-                    prepare_reread=rereading.prepare if rereading.can_copy else None,
+                    prepare_reread=notice.prepare if notice.can_copy else None,
                 )
                 failed += report.error_count
                 errors += report.errors
@@ -118,7 +118,7 @@ async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = 
         with show_progress("Counting"):
             await count_usage(engine.store.usage)
             findings = await read_findings(engine.store, found)
-        await rereading.print_changes(reread, deleted_twins=deleted_twins)
+        await notice.print_changes(reread, deleted_twins=deleted_twins)
     if failed:
         print_note(f"{pluralize(failed, 'item')} could not be read:")
         for error in errors[:MAX_PRINTED_ERRORS]:

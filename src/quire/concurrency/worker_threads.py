@@ -4,7 +4,7 @@ On the event loop such work would delay every request. In a thread it delays onl
 thread at a time, so there are few threads, and each owner of work (a tenant) has at most one job in them. Long jobs of
 all owners together have one thread, in the order of their arrival, so that a short one never waits for them. A long job
 ends at a deadline. In a server, long jobs that can be pickled run in a process instead (`use_worker_process`). Imports
-have threads of their own, because reading a file may take as long as whoever made it wants.
+have threads of their own, because the author of a file decides how long reading it takes.
 """
 
 import asyncio
@@ -172,7 +172,7 @@ async def run_in_worker(function: Callable[_Params, _Result], *args: _Params.arg
 
 
 async def run_import(function: Callable[[], _Result], *, timeout_seconds: float | None) -> _Result:
-    """Calls a function that reads files, in a thread beside all other work.
+    """Calls a function that reads files, in a thread apart from all other work.
 
     Raises `WorkTimeout` if it takes longer. A cancelled caller stops it.
     """

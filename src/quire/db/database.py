@@ -135,7 +135,7 @@ class Database(Protocol):
 
     async def check_recordable(self, tenant: str) -> None:
         """Raises `StoreUnavailable` unless the tenant's database was just seen to accept writes. Called before a model
-        is: an answer that cannot be recorded would be paid for in vain. Costs nothing beside recent writes."""
+        is: an answer that cannot be recorded would be paid for in vain. Costs nothing after recent writes."""
         ...
 
     def list_lost_cells(self) -> list[str]:

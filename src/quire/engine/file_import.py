@@ -37,7 +37,7 @@ from quire.log.types import ConversationRecord
 from quire.model.ids import now
 from quire.model.json_values import dump_json
 from quire.store import SqlStore
-from quire.store.rereading import Reread
+from quire.store.reimport import Reread
 
 BATCH_MESSAGES = 1_000
 """Messages of one transaction."""
@@ -45,7 +45,7 @@ MAX_BATCH_BYTES = 8_000_000
 """Bytes of messages after which a batch ends early."""
 MAX_TITLE_CHARS = 500
 REPLY_WAIT_MICROS = 3_600 * 1_000_000
-"""How long a session without any reply is not imported. Its first request may be under way through the gateway, which
+"""How long a session without any reply is not imported. Its first request may be in progress at the gateway, which
 records the session when the reply ends."""
 GROUP_BYTES = 4_000_000
 """Bytes of files that a process reads at a time. A larger file is read in this process, batch by batch."""
@@ -399,7 +399,7 @@ class _BatchWriter:
                 is_written = True
             if conversation.twin is not None and conversation.is_in_recorded and self._prepare_deletion is not None:
                 await self._prepare_deletion()
-                is_deleted = await self._store.rereading.delete_twin(conversation.twin)
+                is_deleted = await self._store.reimport.delete_twin(conversation.twin)
                 self._report.deleted_twins += is_deleted
         if not self._options.dry_run:
             noticed = {
@@ -437,7 +437,7 @@ class _BatchWriter:
         if self._prepare_reread is not None:
             await self._prepare_reread()
         batch = ImportBatch(conversation.make_record(), items, {}, self._reads)
-        reread = await self._store.rereading.replace(batch)
+        reread = await self._store.reimport.replace(batch)
         conversation.reread = None
         if reread is None:
             part = BatchPart(conversation, items)

@@ -39,7 +39,7 @@ _ITEM_FIELDS = {
 
 
 def parse_messages(value: object) -> list[Message]:
-    """The messages that a value stands for. A user's dict of Anthropic's Messages may hold results and a question,
+    """The messages of a value. A user's dict of Anthropic's Messages may hold results and a question,
     which are two."""
     if isinstance(value, Message):
         return [value]

@@ -271,7 +271,7 @@ class _Chain:
     """Which message each message of a session follows.
 
     Messages follow each other in the order of the file: results of parallel calls have the lines of their calls as
-    parents, and a hook or a note may stand beside a message. Only a prompt of a person that goes back begins a branch.
+    parents, and hooks and notes may be siblings of a message. Only a prompt of a person that goes back begins a branch.
     """
 
     def __init__(self, transcript: _Transcript, *, side_chains: bool) -> None:
@@ -350,7 +350,7 @@ class _Chain:
         return place
 
     def list_places(self) -> list[int]:
-        """All places, parents first, and the path that goes on before abandoned ones."""
+        """All places, parents first, and the path that continues before abandoned ones."""
         path, place = set[int](), len(self.members) - 1
         while place != _START:
             path.add(place)

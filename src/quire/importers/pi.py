@@ -83,7 +83,7 @@ class PiSource(StoredSource):
                     message = self._build_message(raw)
                 case "compaction" if summary := get_text(value, "summary"):
                     message = Message.user(summary)
-                    # Without a number, the one of this compaction: nothing is kept.
+                    # Without a number, the one of this compaction: nothing is preserved.
                     index = value.get("firstKeptEntryIndex", len(entries) - 1)
                     first = get_text(value, "firstKeptEntryId") or entries[min(read_count(index), len(entries) - 1)]
                     tokens_before = read_count(value.get("tokensBefore"))
@@ -149,7 +149,7 @@ class PiSource(StoredSource):
 
 
 def _describe_command(raw: dict[str, Any]) -> str:
-    """A command that the user ran, in the words in which pi tells the model of it."""
+    """A command that the user ran, in the words in which pi reports it to the model."""
     output = get_text(raw, "output")
     pieces = [f"Ran `{get_text(raw, 'command')}`\n" + (f"```\n{output}\n```" if output else "(no output)")]
     if raw.get("cancelled") is True:

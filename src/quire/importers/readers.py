@@ -303,7 +303,7 @@ class _Scanner:
 class SqliteReader:
     """A database of another program, open for reading. The program may be using it, or anyone may have made it.
 
-    Only what is stored in ordinary tables is read. A view or a computed column would run an expression of whoever made
+    Only what is stored in ordinary tables is read. A view or a computed column would run an expression of the author of
     the database, and one step of it may take forever, which nothing can interrupt.
     """
 

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any, Protocol, TypeVar, cast
 
 UNKNOWN_WINDOW = 10_000_000
-"""Stands for a context window that is not known: larger than any, so that nothing is compacted automatically."""
+"""Placeholder for a context window that is not known: larger than any, so that nothing is compacted automatically."""
 
 
 class StoredObject:

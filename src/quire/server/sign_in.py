@@ -203,7 +203,7 @@ class SignInService:
             tenant = urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode()
         except ValueError:
             return None
-        # Only a tenant of the settings has sessions. The store remembers the tenants that it is asked about.
+        # Only a tenant of the settings has sessions. The store caches each tenant of a query.
         if tenant not in self._tenants or not secret:
             return None
         found = await self._store.for_tenant(tenant).sessions.find(_hash_secret(secret))

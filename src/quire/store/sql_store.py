@@ -77,7 +77,7 @@ from quire.store.all_tenants import AllTenants
 from quire.store.archives import Offloading, verify_stored
 from quire.store.backtests import Backtests
 from quire.store.purge import count_value_rows, erase_value, purge_entries, purge_tenant
-from quire.store.rereading import Rereading
+from quire.store.reimport import Reimport
 from quire.store.turn_records import append_items, open_conversation, record_reply
 from quire.turns.background_responses import BackgroundRequests
 from quire.turns.events import TurnEvents
@@ -132,7 +132,7 @@ class SqlStore(StorePart):
         self.memories = Memories(base)
         self.documents = Documents(base)
         self.imports = Imports(base)
-        self.rereading = Rereading(base)
+        self.reimport = Reimport(base)
         self.transcripts = Transcripts(base)
         self.usage = UsageRollup(base)
         self.keys = Keys(base)

@@ -157,7 +157,7 @@ def _read_groups(
         .limit(limit)
     )
     if unused is not None:
-        # A client's own tools are no candidates: nothing but the client can leave them out.
+        # A client's own tools are no candidates: only the client can omit them.
         query = query.having(sums[unused] == 0, sums["candidates"] > 0)
     # A sum is a decimal number on PostgreSQL.
     rows = ((row[0], dict(zip(names, map(int, row[1:]), strict=True))) for row in connection.execute(query))

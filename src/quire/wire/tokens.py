@@ -256,7 +256,7 @@ def _has_splintr() -> bool:
 @lru_cache(maxsize=MAX_WARNINGS)
 def warn_once(text: str) -> None:
     """Logs what is assumed about a model or its tokens, once for each text."""
-    # The text is the message itself: logs without content leave out the arguments of messages.
+    # The text is the message itself: logs without content omit the arguments of messages.
     _log.warning(text)
 
 

@@ -1,7 +1,7 @@
 """Writes an imported conversation again, as a newer version of its reader understands the same file.
 
 The entries of an import are derived from a file, so they are replaced, under the same id and in one transaction. What
-the file does not have is kept: pins, drops, summaries, forks and messages of Quire follow the item that they followed,
+the file does not have stays: pins, drops, summaries, forks and messages of Quire follow the item that they followed,
 and the numbers in them become those of the same items. A conversation from which something was purged stays as it is,
 and so does one that the gateway continued: it is the better record of the session.
 """
@@ -81,25 +81,25 @@ def reread_conversation(connection: Connection, tenant: str, batch: ImportBatch)
         return None
     record = get_conversation(connection, tenant, conversation)
     writer = RowWriter(connection, tenant)
-    kept = _KeptEntries(connection, tenant, writer, old, ledger, {item.id for item in batch.items})
+    others = _OtherEntries(connection, tenant, writer, old, ledger, {item.id for item in batch.items})
     reset_usage(connection, tenant, conversation)
     retire_segments(connection, tenant, conversation)
     _delete_rows(connection, tenant, conversation)
     writer.restart_conversation(record)
     positions: dict[str, Position] = {}
     heads: dict[str, Position] = {}
-    """Where a branch goes on after an item: after the edits that follow it."""
+    """Where a branch continues after an item: after the edits that follow it."""
     for item in batch.items:
         parent = heads.get(item.parent) if item.parent is not None else None
         preserved = [positions[each][1] for each in item.preserved if each in positions]
         positions[item.id] = writer.append(item, parent, preserved, reads=batch.reads)
-        heads[item.id] = kept.place_after(item.id, positions[item.id])
-    kept.place_rest()
-    kept.write_rows(batch.reads)
+        heads[item.id] = others.place_after(item.id, positions[item.id])
+    others.place_rest()
+    others.write_rows(batch.reads)
     if not record.title and batch.conversation.title:
         rename_conversation(connection, tenant, conversation, batch.conversation.title)
     count = sum(1 for each in list_branches(connection, tenant, conversation) if each.head_seq > each.fork_seq)
-    return Reread(positions, sum(1 for each in old if each.head_seq > each.fork_seq), count, kept.lost)
+    return Reread(positions, sum(1 for each in old if each.head_seq > each.fork_seq), count, others.lost)
 
 
 def delete_twin(connection: Connection, tenant: str, conversation: str) -> bool:
@@ -146,8 +146,8 @@ def _delete_rows(connection: Connection, tenant: str, conversation: str, *, is_t
     yield_to_event_loop(connection)
 
 
-class _KeptEntries:
-    """What a conversation has besides its imported entries, and the new place of each of its entries."""
+class _OtherEntries:
+    """What a conversation has in addition to its imported entries, and the new place of each of its entries."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class _KeptEntries:
         return [{str(name): row[name] for name in row} for row in rows if (row["branch"], row["seq"]) in self._entries]
 
     def _find_before(self, branch: int, seq: int) -> Position:
-        """The position before an entry, of an entry that is kept or an item that remains."""
+        """The position before an entry, of an entry that stays or an item that remains."""
         for before in range(seq - 1, 0, -1):
             position = (self._old[branch].find_owner(before) or MAIN_BRANCH, before)
             if position in self._entries or position in self._items:
@@ -316,7 +316,7 @@ class _KeptEntries:
         return renamed
 
     def write_rows(self, reads: int) -> None:
-        """Writes what belongs to the kept entries: manifests, quoted blobs and the bodies of requests; and the places
+        """Writes what belongs to the other entries: manifests, quoted blobs and the bodies of requests; and the places
         of messages that memories cite."""
         for table, rows in self._rows.items():
             moved: list[dict[str, Any]] = []
@@ -371,7 +371,7 @@ def _list_numbers(value: Any) -> Iterator[int]:
                 yield from _list_numbers(each)
 
 
-class Rereading(StorePart):
+class Reimport(StorePart):
     """Imported conversations that a newer reader writes again."""
 
     replace = write_bulk(reread_conversation)

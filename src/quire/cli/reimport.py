@@ -13,12 +13,12 @@ from quire.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from quire.store import SqlStore
-    from quire.store.rereading import Reread
+    from quire.store.reimport import Reread
 
 BACKUP_DOCS = "docs/deployment.md#backup-and-restore"
 
 
-class Rereading:
+class ReimportNotice:
     """Copies the database once before anything in it is read again, and says afterwards what changed."""
 
     def __init__(self, store: "SqlStore", database_url: str) -> None:
@@ -67,7 +67,7 @@ class Rereading:
 
 
 def copy_database(path: Path) -> Path:
-    """Copies a SQLite database to one file beside it, while others may write to it. Returns the file."""
+    """Copies a SQLite database to one file in its folder, while others may write to it. Returns the file."""
     size = sum(each.stat().st_size for each in (path, Path(f"{path}-wal")) if each.exists())
     if shutil.disk_usage(path.parent).free < size:
         raise InvalidRequest(
