@@ -39,8 +39,11 @@ def end_with_reader() -> None:
     """Makes a closed pipe the end of the command."""
     stream = sys.stdout
     if type(stream) is TextIOWrapper and not stream.isatty():
-        encoding, errors, line_buffering = stream.encoding, stream.errors, stream.line_buffering
-        sys.stdout = PipedOutput(stream.detach(), encoding=encoding, errors=errors, line_buffering=line_buffering)
+        encoding, errors = stream.encoding, stream.errors
+        line_buffering, write_through = stream.line_buffering, stream.write_through
+        sys.stdout = PipedOutput(
+            stream.detach(), encoding, errors, line_buffering=line_buffering, write_through=write_through
+        )
 
 
 def main() -> None:
