@@ -133,7 +133,7 @@ async def test_a_list_of_dicts_is_stored_in_its_order(conversation: Conversation
     assert [each.role for each in await conversation.messages()] == ["user", "assistant", "tool"]
 
 
-@pytest.mark.parametrize("value", NO_MESSAGES, ids=repr)
+@pytest.mark.parametrize("value", NO_MESSAGES)
 async def test_what_is_no_message_is_refused_before_anything_is_stored(conversation: Conversation, value: Any):
     attempts = [
         lambda: conversation.prepare(value),

@@ -170,6 +170,7 @@ def test_a_name_whose_model_is_not_certain_has_no_price(name: str):
     assert not model_spec_for(name).has_price
 
 
-def test_a_free_variant_costs_nothing():
-    usage = Usage(model="deepseek/deepseek-chat:free", input_tokens=1_000_000, output_tokens=1_000)
-    assert model_spec_for("deepseek/deepseek-chat:free").compute_cost(usage) == (0.0, True)
+@pytest.mark.parametrize("model", ["deepseek/deepseek-chat:free", "deepseek-v4-flash-free"])
+def test_a_free_variant_costs_nothing(model: str):
+    usage = Usage(model=model, input_tokens=1_000_000, output_tokens=1_000)
+    assert model_spec_for(model).compute_cost(usage) == (0.0, True)
