@@ -138,6 +138,8 @@ READABLE_COLUMNS = {
     "request_bodies": {"conversation"},
     "imports": {"conversation", "item", "digest"},
     "imported_files": {"file"},
+    "continued_sessions": {"imported", "conversation"},
+    "counted_requests": {"request", "conversation"},
     "observations": {"conversation"},
     "transcripts": {"conversation", "row_digest"},
     "transcript_lines": {"uuid", "row_digest"},

@@ -85,8 +85,6 @@ _BEDROCK_NAME = re.compile(r"(?:[a-z-]{2,8}\.)?[a-z0-9]{2,20}\.[\w.-]+-v\d+(?::\
 """Bedrock's own names: an optional region, vendor, model and version, such as `us.anthropic.claude-…-v1:0`."""
 _SNAPSHOT_DATE = re.compile(r"[-@]20\d{2}-?(?:0[1-9]|1[0-2])-?(?:[0-2]\d|3[01])$")
 """The date of a snapshot at the end of a name. A provider that charges another price for one lists it by its date."""
-_FREE_NAME = re.compile(r"(?P<model>.+/.+):free|(?P<other>.+)-free")
-"""OpenRouter's and opencode's names of a variant without a price."""
 _NON_CHAT_NAME = re.compile(r"audio|embed|image|moderation|realtime|rerank|transcribe|tts|^ft:|-$")
 
 # If a vendor's entry has no window, the entry of the same model at OpenRouter often has one.
@@ -133,9 +131,11 @@ def _read_spec(model: str) -> ModelSpec:
     except ImportError:
         return UNKNOWN_MODEL
     table, whole = get_snapshot(), model.strip().lower()
-    if (variant := _FREE_NAME.fullmatch(whole)) is not None and not is_local_model(whole):
+    # OpenRouter's and opencode's names of a variant without a price.
+    is_variant = whole.endswith("-free") or ("/" in whole and whole.endswith(":free"))
+    if is_variant and not is_local_model(whole):
         free = Decimal(0)
-        return ModelSpec(model_spec_for(variant["model"] or variant["other"]).window, free, free, free, free)
+        return ModelSpec(model_spec_for(whole[: -len("-free")]).window, free, free, free, free)
     names = [("bedrock", whole)] if _BEDROCK_NAME.fullmatch(whole) else list(split_provider(whole))
     # A snapshot that is not listed costs as much as the model of which it is one.
     names += [(provider, _SNAPSHOT_DATE.sub("", name)) for provider, name in names if _SNAPSHOT_DATE.search(name)]
