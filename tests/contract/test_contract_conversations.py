@@ -140,7 +140,7 @@ async def test_what_an_agent_puts_before_a_question_is_not_its_title(store: SqlS
         "parts": "Why do mills turn?",
         "one part": "Why do mills turn?",
         "messages": "Why do mills turn?",
-        "no question": "<system-reminder> Be kind. </system-reminder>",
+        "no question": "Be kind.",
         "about": "What is a <system-reminder>?",
     }
 

@@ -83,8 +83,8 @@ _KEY_END = rf"(?:-----END{_KEY_NAME}-----|---- END SSH2 ENCRYPTED PRIVATE KEY --
 _IN_KEY = r"(?:(?!---- ?-?(?:BEGIN|END))[^\[\]{}])"
 """A character before the next marker. Lines of a key may be numbered, quoted, commented or string literals. Without
 brackets, so that JSON stays valid."""
-_KEY_GAP = r"(?:\\{1,4}[nrt]|[A-Z][A-Za-z-]{2,20}: [^\r\n\\]{0,100}+|[0-9]{1,6}(?![A-Za-z0-9+/=])|[^A-Za-z0-9+/=])"
-_KEY_LINES = rf"(?:(?>{_KEY_GAP}{{0,60}})(?>(?:{_BASE64}|=){{16,}}))+"
+_KEY_GAP = r"(?:\\{1,4}[nrt]|[A-Z][A-Za-z-]{2,20}: [^\r\n\\]{0,80}+|[0-9]{1,6}(?![A-Za-z0-9+/=])|[^A-Za-z0-9+/=])"
+_KEY_LINES = rf"(?:(?>{_KEY_GAP}{{0,40}})(?>(?:{_BASE64}|=){{16,}}))+"
 
 _ENCODED_KEYS = (
     "SU0EgUFJJVkFUR",
