@@ -5,7 +5,7 @@ import type { Cut, TimelineRequest } from "../src/lib/requestTimeline";
 import { layOutChart, roundUp } from "../src/lib/chart";
 import { layOutGraph } from "../src/lib/graph";
 import { countDocumentTokens, formatBadge, formatName, listExcluded, listIncluded } from "../src/lib/manifest";
-import { buildSegments, computeLevel, describeUsage, formatTokens } from "../src/lib/meter";
+import { buildSegments, computeLevel, describeUsage, formatTokens, knowsWindow } from "../src/lib/meter";
 
 const USAGE: ContextUsage = {
   slots: [
@@ -27,6 +27,13 @@ test("the bar is the window: used, free and reserved are all of it", () => {
 test("an overfull window is drawn full", () => {
   const parts = buildSegments({ ...USAGE, slots: [{ slot: "messages", budget: 0, used: 3_000 }], total_tokens: 3_000 });
   expect(parts.reduce((sum, part) => sum + part.share, 0)).toBeCloseTo(1);
+});
+
+test("a window that is not known is no figure", () => {
+  const unknown = { ...USAGE, window: 10_000_000, trigger_tokens: 8_500_000 };
+  expect(knowsWindow(unknown)).toBe(false);
+  expect(describeUsage(unknown)).toBe("500 tokens; the model's window is not known, so nothing is compacted");
+  expect(buildSegments(unknown).map((part) => part.key)).toEqual(["system", "messages", "reserved"]);
 });
 
 test("the meter warns before and at the threshold", () => {

@@ -39,7 +39,7 @@ class ContextUsageSchema(JsonModel):
 
     slots: list[SlotUsage]
     total_tokens: int
-    window: int
+    window: int = Field(description="10000000 if it is not known: nothing is compacted then.")
     reserved: int = Field(description="Tokens reserved for the reply.")
     trigger_tokens: int
     exact: bool = Field(description="The tokens are counted with the model's own tokenizer, not estimated.")

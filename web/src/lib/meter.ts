@@ -25,6 +25,13 @@ const SLOT_TEXTS = {
   newest: "slotNewestText",
 } as const;
 
+/** The window of a model that no table lists, as the server states it: nothing is compacted. */
+const UNKNOWN_WINDOW = 10_000_000;
+
+export function knowsWindow(usage: Pick<ContextUsage, "window">): boolean {
+  return usage.window !== UNKNOWN_WINDOW;
+}
+
 export type Segment = {
   key: SlotName | "reply" | "free" | "reserved";
   name: string;
@@ -36,7 +43,8 @@ export type Segment = {
 
 /** Segments from left to right that fill the window. `streamedTokens` is the size of the reply so far. */
 export function buildSegments(usage: ContextUsage, streamedTokens = 0): Segment[] {
-  const window = Math.max(1, usage.window);
+  const spent = usage.slots.reduce((sum, each) => sum + each.used, 0) + streamedTokens + usage.reserved;
+  const window = Math.max(1, knowsWindow(usage) ? usage.window : spent);
   const segments: Segment[] = [];
   const add = (key: Segment["key"], name: string, description: string, tokens: number) => {
     if (tokens > 0) segments.push({ key, name, description, tokens, share: tokens / window });
@@ -73,6 +81,7 @@ export function computeLevel(usage: ContextUsage, streamedTokens = 0): UsageLeve
 export function describeUsage(usage: ContextUsage, streamedTokens = 0): string {
   const total = usage.total_tokens + streamedTokens;
   const tokens = usage.exact ? formatNumber(total) : t("about", formatNumber(total));
+  if (!knowsWindow(usage)) return t("meterUnknown", tokens);
   if (computeLevel(usage, streamedTokens) !== "over") {
     const documents = usage.document_tokens ? `, ${t("meterDocuments", usage.document_tokens)}` : "";
     return t("meterText", tokens, usage.window, formatPercent(total, usage.window)) + documents;

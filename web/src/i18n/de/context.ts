@@ -19,6 +19,7 @@ export const context: typeof english = {
   outputTokens: "Tokens der Ausgabe",
   cost: "Kosten",
   requestSummary: (tokens, model, percent) => `${tokens} Token an ${model}, ${percent} seines Fensters.`,
+  unknownShare: "ein unbekannter Teil",
   fromDocuments: (tokens) => `${number(tokens)} davon stammen aus Dokumenten in Nachrichten.`,
   wholeHistory: (tokens) => `Der ganze Verlauf hätte ${number(tokens)}.`,
   sectionTokens: (tokens) => `${number(tokens)} Token`,

@@ -50,7 +50,7 @@ export const dialogs: typeof english = {
   modelsOfPriceList: "Preisliste des Anbieters",
   windowUnknown: "Fenster unbekannt",
   useModel: (name) => `„${name}“ verwenden`,
-  modelUnlisted: "Keine Tabelle führt es auf: Das Kontextfenster ist eine Annahme, der Preis unbekannt.",
+  modelUnlisted: "Keine Tabelle führt es auf: Kontextfenster und Preis sind unbekannt.",
   modelFacts: "Kontextfenster und US-Dollar je Million Token für Eingabe und Ausgabe.",
 
   // Import

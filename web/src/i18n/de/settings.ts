@@ -94,6 +94,7 @@ export const settings: typeof english = {
   slotFreeText: "von der nächsten Anfrage nicht belegt",
   slotReservedText: "für die Antwort reserviert",
   meterText: (tokens, window, percent) => `${tokens} von ${number(window)} Token, ${percent}`,
+  meterUnknown: (tokens) => `${tokens} Token; das Fenster des Modells ist nicht bekannt, nichts wird verdichtet`,
   meterDocuments: (tokens) => `${number(tokens)} in Dokumenten`,
   meterOver: (tokens, window, effect) => `Der Verlauf hat ${tokens} Token, das Fenster ${number(window)}; ${effect}`,
   omitsOldest: "die nächste Anfrage lässt die ältesten Nachrichten weg",

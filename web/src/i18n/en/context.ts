@@ -20,6 +20,7 @@ export const context = {
   outputTokens: "Output tokens",
   cost: "Cost",
   requestSummary: (tokens: string, model: string, percent: string) => `${tokens} tokens to ${model}, ${percent} of its window.`,
+  unknownShare: "an unknown share",
   fromDocuments: (tokens: number) => `${number(tokens)} of them come from documents in messages.`,
   wholeHistory: (tokens: number) => `The whole history would be ${number(tokens)}.`,
   sectionTokens: (tokens: number) => `${number(tokens)} tokens`,

@@ -51,7 +51,7 @@ export const dialogs = {
   modelsOfPriceList: "Price list of the provider",
   windowUnknown: "window unknown",
   useModel: (name: string) => `Use “${name}”`,
-  modelUnlisted: "No table lists it: its context window is assumed, and its price is unknown.",
+  modelUnlisted: "No table lists it: its context window and its price are unknown.",
   modelFacts: "Context window, and US dollars per million tokens of input and output.",
 
   // Import

@@ -65,6 +65,7 @@ export const settings = {
   slotFreeText: "not used by the next request",
   slotReservedText: "reserved for the reply",
   meterText: (tokens: string, window: number, percent: string) => `${tokens} of ${number(window)} tokens, ${percent}`,
+  meterUnknown: (tokens: string) => `${tokens} tokens; the model's window is not known, so nothing is compacted`,
   meterDocuments: (tokens: number) => `${number(tokens)} in documents`,
   meterOver: (tokens: string, window: number, effect: string) =>
     `The history has ${tokens} tokens, the window ${number(window)}; ${effect}`,
