@@ -3,7 +3,6 @@
 import os
 import sys
 from io import TextIOWrapper
-from typing import NoReturn
 
 CLOSED_PIPE_EXIT_CODE = 141
 """Exit code of a command whose reader has closed the pipe, as a shell reports SIGPIPE."""
@@ -21,18 +20,18 @@ class PipedOutput(TextIOWrapper):
         try:
             return super().write(text)
         except BrokenPipeError:
-            self._end()
+            sys.exit(self._discard_rest())
 
     def flush(self) -> None:
         try:
             super().flush()
         except BrokenPipeError:
-            self._end()
+            sys.exit(self._discard_rest())
 
-    def _end(self) -> NoReturn:
+    def _discard_rest(self) -> int:
         # What is buffered is written when the process ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-        sys.exit(CLOSED_PIPE_EXIT_CODE)
+        return CLOSED_PIPE_EXIT_CODE
 
 
 def end_with_reader() -> None:
