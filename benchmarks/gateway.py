@@ -1,18 +1,17 @@
-"""The gateway on PostgreSQL against bare servers: a proxy without a store, one that does the same inserts, and a floor
-that does them with the least work; and against the proxies of LiteLLM, Portkey and Headroom, which store nothing of a
-turn.
+"""The gateway on PostgreSQL beside a bare proxy without a store, and beside the proxies of LiteLLM, Portkey and
+Headroom, which store nothing of a turn.
 
 Every server runs in its own process, on loopback, with an upstream that answers at once; the clients run in this one.
 A turn is one question and one reply of sixty tokens. The servers are measured alternately, slice by slice, so that a
-slow moment of the machine affects all of them, and goals are ratios of their CPU time. QUIRE_PROFILE=file writes a
-cProfile of the gateway.
+slow moment of the machine affects all of them, and what compares two servers is the ratio of their CPU time.
+QUIRE_PROFILE=file writes a cProfile of the gateway.
 """
 
 import asyncio
 import statistics
 import time
 from collections.abc import AsyncIterator, Iterable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 
 import psycopg
 from psycopg.rows import dict_row
@@ -51,37 +50,23 @@ SHORT_MESSAGES, LONG_MESSAGES, ACTIVE_MESSAGES = 1_000, 10_000, 60
 COUNTER = "chat:o200k_base"
 WARM_UP_TURNS = 8
 """Turns of each client before measurement: each connection to the database prepares each statement once."""
-MAX_COSTS = {"inserts": 1.0, "floor": 2.2, "litellm": 1.0}
-"""Goals: CPU time of a turn, divided by that of another server."""
-MAX_COST_OF_MANY_CLIENTS = 1.3
-"""Goal: CPU time of a turn with 64 clients, divided by that with 16."""
 CAPACITY_CLIENTS = 16
 """Clients with which the capacity for the open loop is measured."""
-MAX_STREAM_COST, MAX_LONG_LIST_COST = 1.3, 2.5
-"""Goals: CPU time of a streamed turn divided by that of a whole one, and of a long list by the bare proxy's."""
-MAX_NAMED_COST = 1.1
-"""Goal: CPU time of a turn whose conversation a header names, divided by that of a turn with the whole list."""
-MAX_FORMAT_COST = 1.3
-"""Goal: CPU time of a turn in another format, divided by that of chat completions."""
 
 
 async def compare_formats(
     report: Report, server: ServerProcess, key: str, *, clients: int, rounds: int, seconds: float
 ) -> None:
-    """Compares the formats with chat completions, passed through and translated."""
+    """Measures each format, passed through and translated."""
     ways = {
         **{name: (shape, NATIVE_MODEL) for name, shape in SHAPES.items()},
-        **{f"{name} to chat": (SHAPES[name], CHAT_ONLY_MODEL) for name in ("messages", "responses", "gemini")},
+        **{f"{name} to chat": (SHAPES[name], CHAT_ONLY_MODEL) for name in ("messages", "responses")},
     }
     crowds = {
         name: await ClientGroup(server, key, send_in_format(shape, model), clients=clients).warm_up()
         for name, (shape, model) in ways.items()
     }
     await run_interleaved(crowds.values(), rounds=rounds, seconds=seconds)
-    for name, crowd in crowds.items():
-        if name != "chat":
-            ratio = crowd.cpu_per_turn / crowds["chat"].cpu_per_turn
-            report.require_at_most(f"cpu_of_{name.replace(' ', '_')}_to_chat", ratio, MAX_FORMAT_COST)
     report.print_table(
         f"The gateway with {clients} clients, by format; clients send the whole list, ten turns a conversation",
         ("format", *COLUMNS),
@@ -142,19 +127,15 @@ class ClientGroup:
 COLUMNS = ("turns/s", "p50", "p99", "cpu ms/turn")
 
 
-@asynccontextmanager
-async def create_databases(cluster: Cluster) -> AsyncIterator[tuple[str, str]]:
-    """Creates two databases with Quire's tables and job queue, so that the servers do not share rows."""
+def create_database(cluster: Cluster) -> str:
+    """Creates a database with Quire's tables and job queue, and returns its URL for a role that owns no table."""
     cluster.create_role("quire_app")
-    urls: list[str] = []
-    for name in ("ours", "theirs"):
-        cluster.create_database(name)
-        migrate.upgrade(cluster.url(name))
-        migrate.grant_access(cluster.url(name), "quire_app")
-        queue_schema.upgrade(cluster.url(name))
-        queue_schema.grant(cluster.url(name), "quire_app")
-        urls.append(cluster.url(name, user="quire_app"))
-    yield urls[0], urls[1]
+    cluster.create_database("ours")
+    migrate.upgrade(cluster.url("ours"))
+    migrate.grant_access(cluster.url("ours"), "quire_app")
+    queue_schema.upgrade(cluster.url("ours"))
+    queue_schema.grant(cluster.url("ours"), "quire_app")
+    return cluster.url("ours", user="quire_app")
 
 
 async def compare_servers(
@@ -162,7 +143,6 @@ async def compare_servers(
 ) -> dict[str, float]:
     """Returns each server's turns per second with 16 clients: its capacity."""
     rows: list[tuple[object, ...]] = []
-    costs: dict[int, float] = {}
     capacities: dict[str, float] = {}
     for clients in counts:
         crowds = {
@@ -171,13 +151,8 @@ async def compare_servers(
         }
         await run_interleaved(crowds.values(), rounds=rounds, seconds=seconds)
         rows += [(clients, name, *crowd.row) for name, crowd in crowds.items()]
-        costs[clients] = crowds["gateway"].cpu_per_turn
         if clients == CAPACITY_CLIENTS:
             capacities = {name: crowd.rate for name, crowd in crowds.items()}
-        for name, goal in MAX_COSTS.items():
-            if name in crowds:
-                report.require_at_most(f"cpu_to_{name}_{clients}", costs[clients] / crowds[name].cpu_per_turn, goal)
-    report.require_at_most("cpu_at_64_to_16", costs[64] / costs[16], MAX_COST_OF_MANY_CLIENTS)
     report.print_table(
         "Turns per second and milliseconds per turn; clients send the whole list, ten turns a conversation",
         ("clients", "server", *COLUMNS),
@@ -201,12 +176,6 @@ async def compare_shapes(
         for name, (server, script) in ways.items()
     }
     await run_interleaved(crowds.values(), rounds=rounds, seconds=seconds)
-    for name, base, goal in (
-        ("streamed", "whole", MAX_STREAM_COST),
-        ("long list", "long list, bare", MAX_LONG_LIST_COST),
-    ):
-        ratio = crowds[name].cpu_per_turn / crowds[base].cpu_per_turn
-        report.require_at_most(f"cpu_{name.replace(' ', '_')}", ratio, goal)
     report.print_table(
         f"The gateway with {clients} clients: replies whole and in {STREAM_CHUNKS} chunks; lists of half a megabyte",
         ("turn", *COLUMNS),
@@ -290,11 +259,6 @@ async def measure_growth(
         await run_interleaved([*crowds.values(), listed], rounds=rounds, seconds=seconds)
         rows += [(way, size, *crowd.row) for size, crowd in crowds.items()]
         rows.append(("whole list", "to 20", *listed.row))
-        cost = crowds[SHORT_MESSAGES].cpu_per_turn / listed.cpu_per_turn
-        report.require_at_most(f"cpu_{way.replace(' ', '_')}_to_list", cost, MAX_NAMED_COST)
-        report.require_at_most(
-            f"growth_{way.replace(' ', '_')}", crowds[SHORT_MESSAGES].rate / crowds[LONG_MESSAGES].rate, 1.3
-        )
     report.print_table(
         f"The gateway with {clients} clients, by messages of their conversation, which a header names",
         ("the client sends", "messages", *COLUMNS),
@@ -307,36 +271,34 @@ async def run(*, quick: bool) -> Report:
     counts, rounds, seconds = ((1, 16, 64), 2, 0.8) if quick else ((1, 16, 64), 5, 3.0)
     with ExitStack() as running:
         cluster = running.enter_context(Cluster.start(18, fsync=True))
-        async with create_databases(cluster) as (ours, theirs):
-            async with SqlStore.open(ours) as store:
-                _, key = await store.keys.create("bench", ("read", "write", "chat"))
-            [upstream] = running.enter_context(start_servers(("upstream",)))
-            up = f"http://127.0.0.1:{upstream.port}/v1"
-            commands = {
-                "bare": ("bare", up),
-                "inserts": ("inserts", up, theirs),
-                "floor": ("floor", up, theirs),
-                "gateway": ("gateway", up, ours, str(WINDOW_TOKENS)),
-                "wide gateway": ("gateway", up, ours, str(WIDE_WINDOW_TOKENS)),
-            }
-            started = running.enter_context(start_servers(*commands.values()))
-            servers = dict(zip(commands, started, strict=True))
-            gateway = servers["gateway"]
-            usual = {name: each for name, each in servers.items() if name != "wide gateway"}
-            for name, peer in PEERS.items():
-                version = find_peer(name, install=not quick)
-                started_peer = running.enter_context(start_peer(name, up, key=key)) if version is not None else None
-                if started_peer is not None:
-                    usual[name] = started_peer
-                    print(f"{name}: {peer.title} {version}, {peer.how}")
-            capacities = await compare_servers(report, usual, key, counts=counts, rounds=rounds, seconds=seconds)
-            await compare_shapes(report, servers, key, clients=4, rounds=rounds, seconds=seconds)
-            await compare_formats(report, gateway, key, clients=8, rounds=rounds * 2, seconds=seconds)
-            pieces = {"clients": 8 if quick else 16, "rounds": rounds, "seconds": seconds}
-            await measure_growth(report, gateway, key, ours, cluster.url("ours"), **pieces)
-            await compare_open_loop(
-                report, usual, key, capacities=capacities, rounds=rounds, seconds=4.0 if quick else 15.0
-            )
+        ours = create_database(cluster)
+        async with SqlStore.open(ours) as store:
+            _, key = await store.keys.create("bench", ("read", "write", "chat"))
+        [upstream] = running.enter_context(start_servers(("upstream",)))
+        up = f"http://127.0.0.1:{upstream.port}/v1"
+        commands = {
+            "bare": ("bare", up),
+            "gateway": ("gateway", up, ours, str(WINDOW_TOKENS)),
+            "wide gateway": ("gateway", up, ours, str(WIDE_WINDOW_TOKENS)),
+        }
+        started = running.enter_context(start_servers(*commands.values()))
+        servers = dict(zip(commands, started, strict=True))
+        gateway = servers["gateway"]
+        usual = {name: each for name, each in servers.items() if name != "wide gateway"}
+        for name, peer in PEERS.items():
+            version = find_peer(name, install=not quick)
+            started_peer = running.enter_context(start_peer(name, up, key=key)) if version is not None else None
+            if started_peer is not None:
+                usual[name] = started_peer
+                print(f"{name}: {peer.title} {version}, {peer.how}")
+        capacities = await compare_servers(report, usual, key, counts=counts, rounds=rounds, seconds=seconds)
+        await compare_shapes(report, servers, key, clients=4, rounds=rounds, seconds=seconds)
+        await compare_formats(report, gateway, key, clients=8, rounds=rounds * 2, seconds=seconds)
+        pieces = {"clients": 8 if quick else 16, "rounds": rounds, "seconds": seconds}
+        await measure_growth(report, gateway, key, ours, cluster.url("ours"), **pieces)
+        await compare_open_loop(
+            report, usual, key, capacities=capacities, rounds=rounds, seconds=4.0 if quick else 15.0
+        )
     return report
 
 

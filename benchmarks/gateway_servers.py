@@ -1,8 +1,7 @@
 """The servers that `gateway.py` measures, each in its own process: prints its port, ends with its standard input.
 
-`upstream` answers at once, as a stream if the body says so. `bare` is a FastAPI proxy without a store; `inserts` is the
-same proxy that writes the rows of a turn by psycopg, in one transaction, as the gateway does; `floor` writes the same
-rows with the least work that Python allows: plain ASGI, aiohttp, two round trips to the database. `gateway` is Quire.
+`upstream` answers at once, as a stream if the body says so. `bare` is a FastAPI proxy without a store. `gateway` is
+Quire.
 """
 
 import asyncio
@@ -14,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from hashlib import sha256
 from typing import Any
 
 import uvicorn
@@ -192,162 +190,6 @@ async def serve_bare(upstream: str) -> None:
         await serve(app)
 
 
-async def serve_inserts(upstream: str, url: str) -> None:
-    import httpx2
-    import psycopg_pool
-    from fastapi import FastAPI, Request, Response
-
-    app = FastAPI()
-    async with (
-        httpx2.AsyncClient() as client,
-        psycopg_pool.AsyncConnectionPool(url, min_size=16, max_size=32, kwargs={"autocommit": True}) as pool,
-    ):
-
-        @app.post("/v1/chat/completions")
-        async def complete(request: Request) -> Response:
-            body = await request.body()
-            question = json.loads(body)["messages"][-1]
-            answer = await client.post(f"{upstream}/chat/completions", content=body)
-            reply = json.loads(answer.content)["choices"][0]["message"]
-            async with pool.connection() as connection:
-                await insert_turn(connection, request.headers["x-quire-conversation"], question, reply)
-            return Response(answer.content, media_type="application/json")
-
-        await serve(app)
-
-
-async def insert_turn(connection: Any, conversation: str, question: dict[str, Any], reply: dict[str, Any]) -> None:
-    """Inserts the rows of a turn: two messages, their paths, the head, the manifest, its blob, the cost."""
-    execute = connection.execute
-    await execute("BEGIN; SELECT set_config('quire.tenant', 'default', true)")
-    known = {"conversation": conversation}
-    found = await (await execute(LOCK_BRANCH, known)).fetchone()
-    if found is None:
-        await execute(INSERT_CONVERSATION, known)
-        await execute(INSERT_BRANCH, known)
-    seq, path = found or (0, bytes(32))
-    rows: list[dict[str, Any]] = []
-    for message in (question, reply):
-        seq += 1
-        raw = json.dumps({"role": message["role"], "parts": [{"type": "text", "text": message["content"]}]})
-        path = sha256(path + raw.encode()).digest()
-        rows.append(known | {"seq": seq, "role": message["role"], "path": path, "digest": path, "body": raw})
-    arrays = {name: [row[name] for row in rows] for name in ("seq", "role", "path", "digest", "body")}
-    await execute(INSERT_ENTRIES, known | arrays)
-    await execute(INSERT_PATHS, known | arrays)
-    await execute(UPDATE_HEAD, known | {"seq": seq, "path": path})
-    digest = sha256(b"instructions").digest()
-    if await (await execute(SELECT_BLOB, {"digest": digest})).fetchone() is None:
-        await execute(INSERT_BLOB, {"digest": digest})
-    await execute(INSERT_MANIFEST, known | {"seq": seq, "manifest": "m" * 1_500, "request_id": path.hex()[:26]})
-    await execute(INSERT_BLOB_USE, known | {"seq": seq, "digest": digest})
-    await execute(UPSERT_COST, known)
-    await execute("COMMIT")
-
-
-async def serve_floor(upstream: str, url: str) -> None:
-    """Serves a turn with one statement for all rows; it authenticates, counts, matches and explains nothing."""
-    import aiohttp
-    import psycopg
-    from yarl import URL
-
-    target, idle, places = URL(f"{upstream}/chat/completions"), list[Any](), asyncio.Semaphore(32)
-    session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar())
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        body = b""
-        while (message := await receive())["type"] == "http.request":
-            body += message["body"]
-            if not message.get("more_body"):
-                break
-        headers = dict(scope["headers"])
-        async with session.post(target, data=body, headers={"content-type": "application/json"}) as response:
-            answer = await response.read()
-        turn = json.loads(body)["messages"][-1], json.loads(answer)["choices"][0]["message"]
-        async with places:
-            connection = idle.pop() if idle else await psycopg.AsyncConnection.connect(url, autocommit=True)
-            await insert_turn_at_once(connection, headers[b"x-quire-conversation"].decode(), turn)
-            idle.append(connection)
-        length = str(len(answer)).encode()
-        head = [(b"content-type", b"application/json"), (b"content-length", length)]
-        await send({"type": "http.response.start", "status": 200, "headers": head})
-        await send({"type": "http.response.body", "body": answer})
-
-    async with session:
-        await serve(app)
-
-
-async def insert_turn_at_once(connection: Any, conversation: str, turn: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    """Inserts the rows of `insert_turn` in two round trips: the lock, then one statement and the commit."""
-    known, digest = {"conversation": conversation}, sha256(b"instructions").digest()
-    async with connection.pipeline():
-        cursor, lock = connection.cursor(), connection.cursor()
-        await cursor.execute("BEGIN")
-        await cursor.execute("SELECT set_config('quire.tenant', 'default', true)")
-        await lock.execute(LOCK_BRANCH, known)
-    found = await lock.fetchone()
-    if found is None:
-        for statement in (INSERT_BLOB, INSERT_CONVERSATION, INSERT_BRANCH):
-            await cursor.execute(statement, known | {"digest": digest})
-    seq, path = found or (0, bytes(32))
-    rows: list[tuple[Any, ...]] = []
-    for message in turn:
-        seq += 1
-        raw = json.dumps({"role": message["role"], "parts": [{"type": "text", "text": message["content"]}]})
-        path = sha256(path + raw.encode()).digest()
-        rows.append((seq, message["role"], path, path, raw))
-    names = ("new_seq", "new_role", "new_path", "new_digest", "new_body")
-    arrays = {name: [row[column] for row in rows] for column, name in enumerate(names)}
-    values = {"seq": seq, "path": path, "digest": digest, "manifest": "m" * 1_500, "request_id": path.hex()[:26]}
-    async with connection.pipeline():
-        await cursor.execute(INSERT_ALL, known | arrays | values)
-        await cursor.execute("COMMIT")
-
-
-LOCK_BRANCH = """SELECT head_seq, head_path FROM quire_branches
-    WHERE tenant = 'default' AND conversation = %(conversation)s AND branch = 0 FOR UPDATE"""
-INSERT_CONVERSATION = """INSERT INTO quire_conversations
-    (tenant, conversation, title, created_at, updated_at, row_digest)
-    VALUES ('default', %(conversation)s, '', 1, 1, '')"""
-INSERT_BRANCH = """INSERT INTO quire_branches (tenant, conversation, branch, name, created_at, lineage, head_seq,
-    head_digest, head_path, state, updated_at, row_digest)
-    VALUES ('default', %(conversation)s, 0, 'main', 1, '[]', 0, '', '', '{}', 1, '')"""
-INSERT_ENTRIES = """INSERT INTO quire_entries (tenant, conversation, branch, seq, kind, role, author, at, digest, path,
-    tokens, counter, body, content_digest)
-    SELECT 'default', %(conversation)s, 0, seq, 'message', role, role, 1, digest, path, 60, 'o200k', body, digest
-    FROM unnest(%(seq)s::bigint[], %(role)s::text[], %(digest)s::bytea[], %(path)s::bytea[], %(body)s::text[])
-    AS given (seq, role, digest, path, body)"""
-INSERT_PATHS = """INSERT INTO quire_paths (tenant, path, conversation, branch, seq)
-    SELECT 'default', path, %(conversation)s, 0, seq
-    FROM unnest(%(path)s::bytea[], %(seq)s::bigint[]) AS given (path, seq)
-    ON CONFLICT DO NOTHING"""
-UPDATE_HEAD = """UPDATE quire_branches SET head_seq = %(seq)s, head_path = %(path)s, head_digest = %(path)s,
-    state = '{}', updated_at = 1, row_digest = %(path)s
-    WHERE tenant = 'default' AND conversation = %(conversation)s AND branch = 0"""
-SELECT_BLOB = "SELECT digest FROM quire_blobs WHERE tenant = 'default' AND digest = %(digest)s"
-INSERT_BLOB = """INSERT INTO quire_blobs (tenant, digest, media_type, data) VALUES ('default', %(digest)s, '', '')
-    ON CONFLICT DO NOTHING"""
-INSERT_MANIFEST = """INSERT INTO quire_manifests (tenant, conversation, branch, seq, manifest, request_id,
-    row_digest) VALUES ('default', %(conversation)s, 0, %(seq)s, %(manifest)s, %(request_id)s, '')"""
-INSERT_BLOB_USE = """INSERT INTO quire_blob_uses (tenant, conversation, branch, seq, digest)
-    VALUES ('default', %(conversation)s, 0, %(seq)s, %(digest)s)"""
-
-UPSERT_COST = """INSERT INTO quire_costs (tenant, conversation, key_id, cost_usd)
-    VALUES ('default', %(conversation)s, '', 0.001)
-    ON CONFLICT (tenant, conversation, key_id) DO UPDATE SET cost_usd = quire_costs.cost_usd + excluded.cost_usd"""
-
-
-def _rename_arrays(statement: str) -> str:
-    for name in ("seq", "role", "path", "digest", "body"):
-        statement = statement.replace(f"%({name})s::", f"%(new_{name})s::")
-    return statement
-
-
-INSERT_ALL = f"""WITH entries AS ({_rename_arrays(INSERT_ENTRIES)}), paths AS ({_rename_arrays(INSERT_PATHS)}),
-    head AS ({UPDATE_HEAD}), manifest AS ({INSERT_MANIFEST}), uses AS ({INSERT_BLOB_USE}), cost AS ({UPSERT_COST})
-    SELECT 1"""
-
-
 @contextmanager
 def profile_requests() -> Iterator[None]:
     """Writes a profile to the file that QUIRE_PROFILE names, if it does."""
@@ -394,8 +236,6 @@ def main() -> None:
     run = {
         "upstream": serve_upstream,
         "bare": serve_bare,
-        "inserts": serve_inserts,
-        "floor": serve_floor,
         "gateway": serve_gateway,
     }[name]
     asyncio.run(run(*arguments))

@@ -112,7 +112,7 @@ async def get_response(
         )
         return {**response, "id": response_id}
 
-    return await respond_sized(len(entry.raw), build, items="output")
+    return await respond_sized(len(entry.raw), build)
 
 
 @router.delete("/responses/{response_id}", summary="Delete a response")
@@ -174,7 +174,7 @@ async def _respond(page: dict[str, Any]) -> dict[str, Any]:
     texts = (piece.get("text") for item in page["data"] for piece in filter_objects(item.get("content")))
     outputs = (item.get(name) for item in page["data"] for name in ("output", "arguments", "input"))
     size = sum(len(text) for text in (*texts, *outputs) if isinstance(text, str))
-    return await respond_sized(size, lambda: page, items="data")
+    return await respond_sized(size, lambda: page)
 
 
 def _get_store(server_state: ServerState, caller: Caller) -> SqlStore:

@@ -1,13 +1,11 @@
 """Routes of the gateway that create replies, count tokens and list models, and all other paths under `/v1`."""
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from inspect import signature
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, FastAPI, Header, HTTPException, Request
-from fastapi.routing import APIRoute
 from pydantic_core import to_json
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -22,7 +20,6 @@ from quire.proxy.engine_variants import EngineVariants, RecognizedRequest
 from quire.proxy.known_messages import ClientBody, KnownMessageCache
 from quire.proxy.recognition import HeadCache, HistoryMatch, RequestedConversation, find_continued
 from quire.proxy.reply_recorder import ResponseClaim
-from quire.server.auth import authorize
 from quire.server.caller import Caller
 from quire.server.dependencies import ChatCaller, engine_for_caller
 from quire.server.gateway.background import BackgroundResponses, StoredRequest, respond_or_submit
@@ -46,12 +43,10 @@ from quire.wire.codecs import CHAT, MESSAGES, RESPONSES, choose_only_format, cho
 
 _log = logging.getLogger(__name__)
 
-CONVERSATION_HEADER, BRANCH_HEADER = "X-Quire-Conversation", "X-Quire-Branch"
-
 ConversationHeader = Annotated[
     str | None,
     Header(
-        alias=CONVERSATION_HEADER,
+        alias="X-Quire-Conversation",
         min_length=1,
         max_length=MAX_CONVERSATION_HEADER_CHARS,
         description="Conversation to continue, percent-encoded. It is created if it does not exist.",
@@ -59,33 +54,11 @@ ConversationHeader = Annotated[
 ]
 BranchHeader = Annotated[
     int | None,
-    Header(alias=BRANCH_HEADER, ge=0, le=2**31 - 1, description="Branch, for new messages only."),
+    Header(alias="X-Quire-Branch", ge=0, le=2**31 - 1, description="Branch, for new messages only."),
 ]
 
 
-class TurnRoute(APIRoute):
-    """Route whose turns need no validation by FastAPI, which takes as long as a query.
-
-    The handler reads the caller and one header itself. A request with a branch, or with a conversation outside the
-    limits of its header, is validated as usual.
-    """
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle, endpoint = super().get_route_handler(), self.endpoint
-        if list(signature(endpoint).parameters) != ["request", "caller", "conversation", "branch"]:
-            return handle
-
-        async def handle_turn(request: Request) -> Response:
-            conversation = request.headers.get(CONVERSATION_HEADER)
-            is_valid = conversation is None or 0 < len(conversation) <= MAX_CONVERSATION_HEADER_CHARS
-            if BRANCH_HEADER in request.headers or not is_valid:
-                return await handle(request)
-            return await endpoint(request, await authorize(request, "chat"), conversation)
-
-        return handle_turn
-
-
-router = APIRouter(prefix="/v1", tags=["gateway"], route_class=TurnRoute)
+router = APIRouter(prefix="/v1", tags=["gateway"])
 
 
 async def respond_with_token_count(exchange: Exchange, writer: ResponseWriter) -> None:

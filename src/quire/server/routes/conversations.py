@@ -267,7 +267,7 @@ async def list_entries(
             state=record.state,
         )
 
-    return await respond_sized(sum(len(entry.raw) for entry in page), build, items="items")
+    return await respond_sized(sum(len(entry.raw) for entry in page), build)
 
 
 @entries_router.get("/entries/{seq}")
@@ -301,4 +301,4 @@ async def append_messages(
     def build() -> AppendedEntriesSchema:
         return AppendedEntriesSchema(items=[entry_to_schema(entry) for entry in entries])
 
-    return await respond_sized(measure_entries(entries), build, items="items", status_code=201)
+    return await respond_sized(measure_entries(entries), build, status_code=201)

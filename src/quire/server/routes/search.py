@@ -137,4 +137,4 @@ async def search(
         )
 
     size = sum(len(each.entry.raw) for each in results.messages)
-    return await respond_sized(size, build, items="messages")
+    return await respond_sized(size, build)
