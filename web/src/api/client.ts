@@ -1,6 +1,6 @@
 /** HTTP client of the page. Every failure is an `ApiError` whose message can be displayed as it is. */
 
-import { t } from "../i18n/language.svelte";
+import { messages } from "../lib/messages";
 
 export class ApiError extends Error {
   readonly status: number;
@@ -60,7 +60,7 @@ export async function sendRequest(
     });
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
-    throw new ApiError(0, "unreachable", t("serverUnreachable"));
+    throw new ApiError(0, "unreachable", "Cannot reach the server. Check that it is running.");
   }
   if (!response.ok) throw await parseError(response);
   return response;
@@ -71,7 +71,7 @@ async function parseError(response: Response): Promise<ApiError> {
     const problem = (await response.json()) as { code?: string; detail?: string };
     return new ApiError(response.status, problem.code ?? "unknown", problem.detail ?? response.statusText);
   } catch {
-    return new ApiError(response.status, "unknown", t("serverAnswered", response.status));
+    return new ApiError(response.status, "unknown", messages.serverAnswered(response.status));
   }
 }
 

@@ -1,7 +1,7 @@
 /** Compactions of a branch: which one is active, which were undone, and what each one changed. */
 
 import type { Compaction, Entry, Span } from "../api/types";
-import { language, t } from "../i18n/language.svelte";
+import { messages } from "./messages";
 
 export type Status = "active" | "merged" | "replaced" | "undone";
 
@@ -80,30 +80,30 @@ function markActiveChain(bySeq: Map<number, CompactionEntry>, active: number | n
 
 /** "45 messages archived, 150,000 tokens freed". */
 export function formatHeadline({ compaction, archivedCount, freedTokens }: CompactionEntry): string {
-  if (compaction.trigger === "edit") return t("youEditedSummary");
+  if (compaction.trigger === "edit") return "You edited the summary";
   const phrases: string[] = [];
-  if (archivedCount > 0) phrases.push(t("messagesArchived", archivedCount));
+  if (archivedCount > 0) phrases.push(messages.messagesArchived(archivedCount));
   const cleared = compaction.cleared_results ?? 0;
-  if (cleared > 0) phrases.push(t("resultsCleared", cleared));
+  if (cleared > 0) phrases.push(messages.resultsCleared(cleared));
   const truncated = compaction.truncations?.length ?? 0;
-  if (truncated > 0 && archivedCount === 0) phrases.push(t("textsShortened", truncated));
-  if (freedTokens > 0) phrases.push(t("tokensFreed", freedTokens));
+  if (truncated > 0 && archivedCount === 0) phrases.push(messages.textsShortened(truncated));
+  if (freedTokens > 0) phrases.push(messages.tokensFreed(freedTokens));
   return phrases.join(", ");
 }
 
 export function explainTrigger(compaction: Compaction): string {
-  return language.catalogue.triggers[compaction.trigger ?? "manual"];
+  return messages.triggers[compaction.trigger ?? "manual"];
 }
 
 const STATUS_LABELS = {
-  active: "statusActive",
-  merged: "statusMerged",
-  replaced: "statusReplaced",
-  undone: "statusUndone",
+  active: "current summary",
+  merged: "merged into a newer summary",
+  replaced: "replaced",
+  undone: "undone",
 } as const;
 
 export function formatStatus(status: Status): string {
-  return t(STATUS_LABELS[status]);
+  return STATUS_LABELS[status];
 }
 
 /** Whether a message is covered by the active compaction, and neither pinned, preserved nor the question that stays in the view. */

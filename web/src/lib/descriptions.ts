@@ -1,7 +1,6 @@
 /** One line for each message of a context: who wrote it, and its first words. */
 
 import type { Decision, Entry, Message } from "../api/types";
-import { t } from "../i18n/language.svelte";
 import { summarizeArguments } from "./arguments";
 
 const MAX_WORDS_CHARS = 90;
@@ -20,7 +19,7 @@ export interface Candidate {
 }
 
 export function describeMessage(message: Message): string {
-  return `${message.name ?? t(message.role)}: ${listWords(message)}`;
+  return `${message.name ?? message.role.charAt(0).toUpperCase() + message.role.slice(1)}: ${listWords(message)}`;
 }
 
 function listWords({ parts }: Message): string {
@@ -31,7 +30,7 @@ function listWords({ parts }: Message): string {
     return part.type === "thinking" ? "" : `[${part.type}]`;
   });
   const text = words.join(" ").slice(0, 2 * MAX_WORDS_CHARS).replace(/\s+/g, " ").trim();
-  return text.length > MAX_WORDS_CHARS ? `${text.slice(0, MAX_WORDS_CHARS).trimEnd()}…` : text || t("withoutText");
+  return text.length > MAX_WORDS_CHARS ? `${text.slice(0, MAX_WORDS_CHARS).trimEnd()}…` : text || "without text";
 }
 
 /** Ranges of entry numbers that cover the messages of decisions, the newest first. */

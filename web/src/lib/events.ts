@@ -1,10 +1,10 @@
 /** One-line texts for entries that are not messages. */
 
 import type { Entry } from "../api/types";
-import { t } from "../i18n/language.svelte";
+import { messages } from "./messages";
 import type { CompactionEntry } from "./compactions";
 
-const ITEM_TYPES = { rule: "itemRule", reference: "itemReference", tool: "itemTool" } as const;
+const ITEM_TYPES = { rule: "rule", reference: "reference", tool: "tool" } as const;
 
 /** Whether an entry needs no line: a badge on the message says it, the context of every request, or a search. */
 export function isShownElsewhere(entry: Entry): boolean {
@@ -15,26 +15,26 @@ export function isShownElsewhere(entry: Entry): boolean {
 export function formatEntry(entry: Entry, compactions: readonly CompactionEntry[]): string {
   switch (entry.kind) {
     case "pin":
-      return t("eventPinned", entry.body.message);
+      return messages.eventPinned(entry.body.message);
     case "unpin":
-      return t("eventUnpinned", entry.body.message);
+      return messages.eventUnpinned(entry.body.message);
     case "drop":
-      return t("eventDropped", entry.body.message, entry.body.reason ?? null);
+      return messages.eventDropped(entry.body.message, entry.body.reason ?? null);
     case "undrop":
-      return t("eventUndropped", entry.body.message);
+      return messages.eventUndropped(entry.body.message);
     case "epoch":
-      return t("eventEpoch");
+      return "Edits of the agent's context took effect";
     case "priority":
-      return entry.body.priority ? t("eventPriority", entry.body.message, entry.body.priority) : t("eventPriorityReset", entry.body.message);
+      return entry.body.priority ? messages.eventPriority(entry.body.message, entry.body.priority) : messages.eventPriorityReset(entry.body.message);
     case "restore": {
       const undone = compactions.find((each) => each.seq === entry.body.compaction);
-      return t("eventCompactionUndone", undone?.compaction.number ?? null);
+      return messages.eventCompactionUndone(undone?.compaction.number ?? null);
     }
     case "context_change": {
       const { action, item, include } = entry.body;
-      const server = item.server ? ` ${t("ofServer", item.server)}` : "";
-      if (action === "add" && include === "always") return t("eventStartsWith", item.name) + server;
-      return t(action === "remove" ? "eventRemoved" : "eventAdded", t(ITEM_TYPES[item.type]), item.name) + server;
+      const server = item.server ? ` ${messages.ofServer(item.server)}` : "";
+      if (action === "add" && include === "always") return messages.eventStartsWith(item.name) + server;
+      return messages[action === "remove" ? "eventRemoved" : "eventAdded"](ITEM_TYPES[item.type], item.name) + server;
     }
     default:
       return "";

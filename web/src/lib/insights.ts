@@ -2,10 +2,10 @@
 
 import type { DocumentGraph, Stats, UsageGroup } from "../api/types";
 import { formatCompact, formatDay, formatDollars, formatPercent } from "./format";
-import type { Catalogue } from "../i18n/language.svelte";
+import { messages } from "./messages";
 
-export type InsightsText = Catalogue["insights"];
-export type Grouping = keyof InsightsText["by"];
+const text = messages.insights;
+export type Grouping = keyof typeof text.by;
 
 export const GROUPINGS: readonly Grouping[] = ["day", "model", "project", "source", "slot", "tool"];
 
@@ -46,8 +46,8 @@ export interface InsightTable {
 }
 
 /** The tables of all dimensions that have rows. */
-export function listTables(stats: Stats, text: InsightsText): InsightTable[] {
-  const tables = GROUPINGS.map((grouping) => buildTable(grouping, stats.groups[grouping] ?? [], text));
+export function listTables(stats: Stats): InsightTable[] {
+  const tables = GROUPINGS.map((grouping) => buildTable(grouping, stats.groups[grouping] ?? []));
   const items = [
     buildItemTable("documents", text.documents, stats.documents, [text.messages, text.tokens], (each) => [each.counts.uses, each.counts.tokens]),
     buildItemTable("rules", text.rules, stats.rules, [text.requests, text.tokens], (each) => [each.counts.requests, each.counts.tokens]),
@@ -56,7 +56,7 @@ export function listTables(stats: Stats, text: InsightsText): InsightTable[] {
 }
 
 /** Documents that the same conversations use. */
-export function listPairs({ pairs }: DocumentGraph, text: InsightsText): InsightTable[] {
+export function listPairs({ pairs }: DocumentGraph): InsightTable[] {
   const largest = Math.max(...pairs.map((each) => each.conversations), 0);
   const rows = pairs.map(({ first, second, conversations }) => ({
     name: `${first} + ${second}`,
@@ -66,7 +66,7 @@ export function listPairs({ pairs }: DocumentGraph, text: InsightsText): Insight
   return rows.length ? [{ key: "pairs", title: text.pairs, columns: [text.conversations], rows }] : [];
 }
 
-function buildTable(grouping: Grouping, groups: UsageGroup[], text: InsightsText): InsightTable {
+function buildTable(grouping: Grouping, groups: UsageGroup[]): InsightTable {
   const title = text.by[grouping];
   if (grouping === "slot")
     return buildItemTable(grouping, title, groups, [text.tokens, text.requests], (each) => [each.counts.tokens, each.counts.requests]);

@@ -1,7 +1,7 @@
 /** Manifest of a request as sections, badges and explanations for display. */
 
 import type { ContextItem, Decision, ForwardedForm, Manifest, SlotName } from "../api/types";
-import { language, t } from "../i18n/language.svelte";
+import { messages } from "./messages";
 import { formatDecimal } from "./format";
 
 export type SectionName = "Rules" | "References" | "Tools" | "Memory" | "Summary" | "Messages" | "Recalled";
@@ -43,17 +43,17 @@ function selectSection(decision: Decision): SectionName {
 }
 
 const SECTION_LABELS = {
-  Rules: "sectionRules",
-  References: "sectionReferences",
-  Tools: "sectionTools",
-  Memory: "sectionMemory",
-  Summary: "sectionSummary",
-  Messages: "sectionMessages",
-  Recalled: "sectionRecalled",
+  Rules: "Rules",
+  References: "References",
+  Tools: "Tools",
+  Memory: "Memory",
+  Summary: "Summary",
+  Messages: "Messages",
+  Recalled: "Recalled",
 } as const;
 
 export function formatSection(name: SectionName): string {
-  return t(SECTION_LABELS[name]);
+  return SECTION_LABELS[name];
 }
 
 /** Decisions about included candidates, by section. */
@@ -82,26 +82,26 @@ export function countDocumentTokens(manifest: Manifest): number {
 
 /** "Always", "Manual", "Matched 0.87". */
 export function formatBadge(decision: Decision): string {
-  const label = language.catalogue.reasonLabels[decision.reason];
+  const label = messages.reasonLabels[decision.reason];
   return decision.score === null || decision.score === undefined ? label : `${label} ${formatDecimal(decision.score, 2, 2)}`;
 }
 
 export function explainReason(decision: Decision): string {
   const { score, min_score } = decision;
   if (typeof score === "number" && typeof min_score === "number") {
-    return t("scoreBelowMinimum", formatDecimal(score, 2, 2), formatDecimal(min_score, 2));
+    return messages.scoreBelowMinimum(formatDecimal(score, 2, 2), formatDecimal(min_score, 2));
   }
-  return language.catalogue.reasonTexts[decision.reason];
+  return messages.reasonTexts[decision.reason];
 }
 
 /** Label of a decision: the name of its candidate, or the numbers of its entries. */
 export function formatName(decision: Decision): string {
-  if (decision.kind === "instructions") return t("instructions");
+  if (decision.kind === "instructions") return "Instructions";
   if (decision.name) return decision.name;
-  if (decision.kind === "summary" && decision.span) return t("summaryEntry", decision.span.first);
-  if (!decision.span) return decision.pending ? t("theQuestion") : language.catalogue.kinds[decision.kind];
+  if (decision.kind === "summary" && decision.span) return messages.summaryEntry(decision.span.first);
+  if (!decision.span) return decision.pending ? "The question" : messages.kinds[decision.kind];
   const { first, last } = decision.span;
-  return first === last ? `#${first}` : t("entryRange", first, last);
+  return first === last ? `#${first}` : messages.entryRange(first, last);
 }
 
 /** The agent's item that a decision is about; null for built-in candidates, such as the engine's own tools. */
@@ -116,5 +116,5 @@ export function findItem(decision: Decision, items: readonly ContextItem[]): Con
 
 /** How the gateway forwarded a request. */
 export function explainForm(form: ForwardedForm): string {
-  return language.catalogue.forms[form];
+  return messages.forms[form];
 }

@@ -7,7 +7,7 @@
 import DOMPurify from "dompurify";
 import { Marked, type TokenizerAndRendererExtension } from "marked";
 
-import { t } from "../i18n/language.svelte";
+import { messages } from "./messages";
 import { matchBlockFormula, matchInlineFormula } from "./formulas";
 import { parseLinks, type LinkPiece } from "./links";
 
@@ -118,7 +118,7 @@ function replaceImage(image: HTMLImageElement): void {
   const source = image.getAttribute("src");
   const link = document.createElement(source ? "a" : "span");
   if (source) link.setAttribute("href", source);
-  link.textContent = t("pictureLink", image.alt || source || t("withoutSource"));
+  link.textContent = messages.pictureLink(image.alt || source || "without a source");
   image.replaceWith(link);
 }
 
@@ -139,7 +139,7 @@ function wrapScrollable(block: Element): void {
   frame.className = "scrolls";
   frame.tabIndex = 0;
   frame.setAttribute("role", "group");
-  frame.setAttribute("aria-label", block.localName === "pre" ? t("code") : t("table"));
+  frame.setAttribute("aria-label", block.localName === "pre" ? "Code" : "Table");
   block.replaceWith(frame);
   frame.append(block);
   if (block.localName === "pre") frame.before(createCopyButton(block));
@@ -150,12 +150,12 @@ function createCopyButton(block: Element): HTMLElement {
   const button = document.createElement("button");
   button.type = "button";
   button.className = "copy-code";
-  button.textContent = t("copy");
-  button.setAttribute("aria-label", t("copyCode"));
+  button.textContent = "Copy";
+  button.setAttribute("aria-label", "Copy the code");
   button.addEventListener("click", async () => {
     await navigator.clipboard.writeText(block.textContent ?? "");
-    button.textContent = t("copied");
-    setTimeout(() => (button.textContent = t("copy")), COPIED_MS);
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = "Copy"), COPIED_MS);
   });
   return button;
 }
@@ -184,10 +184,10 @@ function createNode(piece: LinkPiece, handlers: LinkHandlers): Node {
   button.className = piece.kind;
   button.textContent = piece.text;
   if (piece.kind === "citation") {
-    button.title = t("goToMessage", piece.text);
+    button.title = messages.goToMessage(piece.text);
     button.addEventListener("click", () => handlers.openEntry?.(piece.seq));
   } else {
-    button.title = t("openNote", piece.link);
+    button.title = messages.openNote(piece.link);
     button.addEventListener("click", () => handlers.openNote?.(piece.link));
   }
   return button;

@@ -1,7 +1,7 @@
 /** Context meter: the window's tokens by slot, the reserve for the reply, and the compaction trigger. */
 
 import type { ContextUsage, MessageEntry, SlotName } from "../api/types";
-import { t } from "../i18n/language.svelte";
+import { messages } from "./messages";
 import { formatCompact, formatNumber, formatPercent } from "./format";
 
 export const SLOTS: readonly SlotName[] = [
@@ -10,19 +10,19 @@ export const SLOTS: readonly SlotName[] = [
 
 /** Keys of the names of the slots. */
 export const SLOT_NAMES = {
-  system: "slotSystem", tools: "slotTools", memory: "slotMemory", references: "slotReferences",
-  summary: "slotSummary", messages: "slotMessages", recall: "slotRecall", newest: "slotNewest",
+  system: "Instructions", tools: "Tools", memory: "Memory", references: "References",
+  summary: "Summary", messages: "Messages", recall: "Recalled", newest: "This turn",
 } as const;
 
 const SLOT_TEXTS = {
-  system: "slotSystemText",
-  tools: "slotToolsText",
-  memory: "slotMemoryText",
-  references: "slotReferencesText",
-  summary: "slotSummaryText",
-  messages: "slotMessagesText",
-  recall: "slotRecallText",
-  newest: "slotNewestText",
+  system: "the agent's instructions and rules",
+  tools: "definitions of the offered tools",
+  memory: "project memory files and the agent's memories",
+  references: "documents of the session",
+  summary: "the summary of archived messages",
+  messages: "the conversation since the summary",
+  recall: "chosen for this request only",
+  newest: "the current question and its tool results",
 } as const;
 
 /** The window of a model that no table lists, as the server states it: nothing is compacted. */
@@ -50,12 +50,12 @@ export function buildSegments(usage: ContextUsage, streamedTokens = 0): Segment[
     if (tokens > 0) segments.push({ key, name, description, tokens, share: tokens / window });
   };
   for (const slot of SLOTS) {
-    add(slot, t(SLOT_NAMES[slot]), t(SLOT_TEXTS[slot]), usage.slots.find((each) => each.slot === slot)?.used ?? 0);
+    add(slot, SLOT_NAMES[slot], SLOT_TEXTS[slot], usage.slots.find((each) => each.slot === slot)?.used ?? 0);
   }
-  add("reply", t("slotReply"), t("slotReplyText"), streamedTokens);
+  add("reply", "Reply", "being written now", streamedTokens);
   const used = segments.reduce((sum, each) => sum + each.tokens, 0);
-  add("free", t("slotFree"), t("slotFreeText"), Math.max(0, window - usage.reserved - used));
-  add("reserved", t("slotReserved"), t("slotReservedText"), Math.min(usage.reserved, Math.max(0, window - used)));
+  add("free", "Free", "not used by the next request", Math.max(0, window - usage.reserved - used));
+  add("reserved", "Reserved", "reserved for the reply", Math.min(usage.reserved, Math.max(0, window - used)));
   return scaleToFit(segments);
 }
 
@@ -80,13 +80,13 @@ export function computeLevel(usage: ContextUsage, streamedTokens = 0): UsageLeve
 /** The meter in one sentence. Above the trigger the figure is the whole history, which no request will contain. */
 export function describeUsage(usage: ContextUsage, streamedTokens = 0): string {
   const total = usage.total_tokens + streamedTokens;
-  const tokens = usage.exact ? formatNumber(total) : t("about", formatNumber(total));
-  if (!knowsWindow(usage)) return t("meterUnknown", tokens);
+  const tokens = usage.exact ? formatNumber(total) : messages.about(formatNumber(total));
+  if (!knowsWindow(usage)) return messages.meterUnknown(tokens);
   if (computeLevel(usage, streamedTokens) !== "over") {
-    const documents = usage.document_tokens ? `, ${t("meterDocuments", usage.document_tokens)}` : "";
-    return t("meterText", tokens, usage.window, formatPercent(total, usage.window)) + documents;
+    const documents = usage.document_tokens ? `, ${messages.meterDocuments(usage.document_tokens)}` : "";
+    return messages.meterText(tokens, usage.window, formatPercent(total, usage.window)) + documents;
   }
-  return t("meterOver", tokens, usage.window, t(usage.proposes_compaction ? "omitsOldest" : "compactsFirst"));
+  return messages.meterOver(tokens, usage.window, (usage.proposes_compaction ? "the next request omits the oldest messages" : "the next request compacts it first"));
 }
 
 /**
@@ -97,9 +97,9 @@ export function formatTokens(entry: Pick<MessageEntry, "tokens" | "written_token
   const count = entry.tokens ?? entry.usage?.output_tokens;
   if (count === undefined) return "";
   const hasDocuments = entry.written_tokens !== null && entry.written_tokens !== entry.tokens;
-  const written = hasDocuments ? ` (${t("asWritten", formatCompact(entry.written_tokens ?? 0))})` : "";
-  const tokens = t("messageTokens", formatCompact(count));
-  return ` · ${entry.estimated ? t("about", tokens) : tokens}${written}`;
+  const written = hasDocuments ? ` (${messages.asWritten(formatCompact(entry.written_tokens ?? 0))})` : "";
+  const tokens = messages.messageTokens(formatCompact(count));
+  return ` · ${entry.estimated ? messages.about(tokens) : tokens}${written}`;
 }
 
 /** Estimates the tokens of text that is still streaming; the recorded entry has the real count. */

@@ -3,8 +3,6 @@
  * leads elsewhere, and its policy allows neither scripts of the text nor the network (`/preview` in `quire.server.page`).
  */
 
-import { t } from "../i18n/language.svelte";
-
 /** Adds a button to a code block of HTML or SVG that opens and closes its preview. */
 export function addPreview(code: Element): void {
   const text = code.textContent ?? "";
@@ -14,7 +12,7 @@ export function addPreview(code: Element): void {
   const button = document.createElement("button");
   button.type = "button";
   button.className = "copy-code";
-  button.textContent = t("preview");
+  button.textContent = "Preview";
   button.setAttribute("aria-expanded", "false");
   let frame: HTMLIFrameElement | null = null;
   button.addEventListener("click", () => {
@@ -29,7 +27,7 @@ export function addPreview(code: Element): void {
 function createFrame(text: string): HTMLIFrameElement {
   const frame = document.createElement("iframe");
   frame.className = "preview";
-  frame.title = t("previewFrame");
+  frame.title = "Preview of the code above";
   // Not `allow-same-origin`: the frame reads nothing of the page, and has no cookies.
   frame.setAttribute("sandbox", "allow-scripts");
   frame.src = "preview";

@@ -1,7 +1,6 @@
 /** The list of conversations with those of agents grouped by project and session. */
 
 import type { Conversation } from "../api/types";
-import { t } from "../i18n/language.svelte";
 
 /** A conversation and the sub-agents that it started. */
 export interface ConversationNode {
@@ -103,7 +102,7 @@ const CLIENT_NAMES: Record<string, string> = {
 
 /** "Claude Code" for `claude-code`; a name that is not known stays as it is. */
 export function formatClient(client: string | null | undefined): string {
-  return CLIENT_NAMES[client ?? ""] ?? (client || t("theClient"));
+  return CLIENT_NAMES[client ?? ""] ?? (client || "The client");
 }
 
 /** The last folder of a project's path. */

@@ -1,7 +1,7 @@
 /** Form fields of settings: the field type from a setting's JSON Schema, its label, and parsing of its text. */
 
 import type { Setting } from "../api/types";
-import { language, t } from "../i18n/language.svelte";
+import { messages } from "./messages";
 
 export type FieldType =
   | { type: "switch" }
@@ -37,45 +37,40 @@ export function parseFieldType(setting: Setting): FieldType {
   return { type: "text", nullable };
 }
 
-/** "context_limit" is "Context limit", unless the language has a label of its own for it. */
+/** "max_spend" is "Max spend". */
 export function formatLabel(name: string): string {
   const text = name.replace(/_/g, " ");
-  return language.catalogue.settingLabels[name] ?? text.charAt(0).toUpperCase() + text.slice(1);
+  return name === "context_threshold" ? "Compact at" : text.charAt(0).toUpperCase() + text.slice(1);
 }
 
-/** The setting's description in the page's language, or the server's own. */
-export function describeSetting({ name, description }: Setting): string {
-  return language.catalogue.settingDescriptions[name] ?? description.replaceAll("`", "");
+/** The server's description as plain text. */
+export function describeSetting({ description }: Setting): string {
+  return description.replaceAll("`", "");
 }
 
 /** The values that a field takes, for a sentence: "a number from 0.1 to 0.95". */
 export function describeRange(field: FieldType): string {
-  if (field.type !== "number") return t("anyValue");
+  if (field.type !== "number") return "a value";
   const { minimum, maximum } = field;
-  const kind = t(field.isInteger ? "wholeNumber" : "anyNumber");
-  if (minimum !== null && maximum !== null) return t("rangeBetween", kind, formatValue(minimum), formatValue(maximum));
-  if (minimum !== null) return t("rangeAtLeast", kind, formatValue(minimum));
-  return maximum !== null ? t("rangeAtMost", kind, formatValue(maximum)) : kind;
+  const kind = field.isInteger ? "a whole number" : "a number";
+  if (minimum !== null && maximum !== null) return messages.rangeBetween(kind, formatValue(minimum), formatValue(maximum));
+  if (minimum !== null) return messages.rangeAtLeast(kind, formatValue(minimum));
+  return maximum !== null ? messages.rangeAtMost(kind, formatValue(maximum)) : kind;
 }
 
 const MAX_DECIMALS = 12;
 
-/** A value as the text of its field: numbers in the page's language, without separators between thousands. */
+/** A value as the text of its field: numbers without separators between thousands. */
 export function formatValue(value: unknown): string {
   if (typeof value !== "number") return value === null || value === undefined ? "" : String(value);
   const options = { useGrouping: false, maximumFractionDigits: MAX_DECIMALS };
-  return new Intl.NumberFormat(language.current, options).format(value);
+  return new Intl.NumberFormat("en", options).format(value);
 }
 
-/** Parses a number as the page's language writes it; NaN for anything else, because "0,6" must not become 6 in English. */
+/** Parses a number, with or without commas between thousands; NaN for anything else, because "0,6" must not become 6. */
 function parseNumber(text: string): number {
-  const parts = new Intl.NumberFormat(language.current).formatToParts(1_000.5);
-  const find = (type: "group" | "decimal") => parts.find((part) => part.type === type)?.value ?? "";
-  const [whole = "", fraction, ...rest] = text.replace(/\s/g, "").split(find("decimal"));
-  const [first = "", ...groups] = whole.split(find("group"));
-  const isGrouped = /^[1-9]\d{0,2}$/.test(first) && groups.every((digits) => /^\d{3}$/.test(digits));
-  const digits = isGrouped ? first + groups.join("") : whole;
-  return rest.length > 0 ? NaN : Number(fraction === undefined ? digits : `${digits}.${fraction}`);
+  const plain = text.replace(/\s/g, "");
+  return Number(/^[1-9]\d{0,2}(,\d{3})+(\.|$)/.test(plain) ? plain.replaceAll(",", "") : plain);
 }
 
 /** Parses a field's text; undefined if it is not a valid value. */

@@ -1,7 +1,7 @@
 /** Steps of a turn: runs of entries between a question and its answer, which the transcript folds into one line. */
 
 import type { Entry, Part, ToolCallPart, ToolResultPart } from "../api/types";
-import { t } from "../i18n/language.svelte";
+import { messages } from "./messages";
 import { countFreedTokens } from "./compactions";
 import { formatDollars, formatDuration } from "./format";
 import type { TimelineRequest, TurnTotals } from "./requestTimeline";
@@ -74,9 +74,9 @@ export function listOutcomes(group: StepGroup, results: ReadonlyMap<string, Tool
 /** "60 calls in 41 steps, 2 failed, 1 denied; 34 tool results cleared, 21,000 tokens freed". */
 export function describeSteps(group: StepGroup, outcomes: readonly (CallOutcome | null)[]): string {
   const count = (outcome: CallOutcome) => outcomes.filter((each) => each === outcome).length;
-  const phrases = [t("callsInSteps", outcomes.length, group.entries.filter(callsTools).length)];
-  if (count("failed") > 0) phrases.push(t("failedCalls", count("failed")));
-  if (count("denied") > 0) phrases.push(t("deniedCalls", count("denied")));
+  const phrases = [messages.callsInSteps(outcomes.length, group.entries.filter(callsTools).length)];
+  if (count("failed") > 0) phrases.push(messages.failedCalls(count("failed")));
+  if (count("denied") > 0) phrases.push(messages.deniedCalls(count("denied")));
   return phrases.join(", ") + describeCompactions(group);
 }
 
@@ -87,7 +87,7 @@ export function describePart(group: StepGroup, find: (reply: number) => Timeline
   const total = (first && turns.get(first.turn)?.steps) ?? 0;
   // The last step is the answer.
   if (!first || !last || total <= replies.length + 1) return null;
-  return t("stepsOfLongTurn", first.step, last.step);
+  return messages.stepsOfLongTurn(first.step, last.step);
 }
 
 /** "12 min 4 s · $0.52" for a whole turn. */
@@ -103,7 +103,7 @@ export function describeEffort(group: StepGroup, findCost: (reply: number) => nu
   const known = costs.filter((cost) => cost !== null);
   const cost = formatDollars(known.reduce((sum, each) => sum + each, 0));
   const phrases = duration > 0 ? [formatDuration(duration)] : [];
-  if (known.length > 0) phrases.push(known.length === costs.length ? cost : t("atLeast", cost));
+  if (known.length > 0) phrases.push(known.length === costs.length ? cost : messages.atLeast(cost));
   return phrases.join(" · ");
 }
 
@@ -112,6 +112,6 @@ function describeCompactions(group: StepGroup): string {
   if (bodies.length === 0) return "";
   const cleared = bodies.reduce((sum, body) => sum + (body.cleared_results ?? 0), 0);
   const freed = bodies.reduce((sum, body) => sum + countFreedTokens(body), 0);
-  const changes = cleared > 0 ? [t("resultsCleared", cleared)] : [t("compactionCount", bodies.length)];
-  return `; ${[...changes, ...(freed > 0 ? [t("tokensFreed", freed)] : [])].join(", ")}`;
+  const changes = cleared > 0 ? [messages.resultsCleared(cleared)] : [messages.compactionCount(bodies.length)];
+  return `; ${[...changes, ...(freed > 0 ? [messages.tokensFreed(freed)] : [])].join(", ")}`;
 }

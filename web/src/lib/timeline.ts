@@ -1,7 +1,7 @@
 /** The list of conversations by day, for the timeline. */
 
 import type { Conversation } from "../api/types";
-import { language, t } from "../i18n/language.svelte";
+import { LOCALE } from "./format";
 import { formatClient, formatProject } from "./sessions";
 
 export interface Day {
@@ -33,14 +33,14 @@ function toKey(time: Date): string {
 }
 
 function formatDay(time: Date, now: Date): string {
-  if (toKey(time) === toKey(now)) return t("today");
-  if (toKey(time) === toKey(new Date(now.getTime() - DAY_MS))) return t("yesterday");
-  return time.toLocaleDateString(language.locale, { weekday: "short", day: "numeric", month: "long", year: "numeric" });
+  if (toKey(time) === toKey(now)) return "Today";
+  if (toKey(time) === toKey(new Date(now.getTime() - DAY_MS))) return "Yesterday";
+  return time.toLocaleDateString(LOCALE, { weekday: "short", day: "numeric", month: "long", year: "numeric" });
 }
 
 /** "18:05, Claude Code, mill": the time of day, and where the conversation comes from. */
 export function describeOrigin({ updated_at, origin }: Conversation): string {
-  const time = new Date(updated_at / 1_000).toLocaleTimeString(language.locale, { hour: "2-digit", minute: "2-digit" });
+  const time = new Date(updated_at / 1_000).toLocaleTimeString(LOCALE, { hour: "2-digit", minute: "2-digit" });
   const client = origin?.client ? formatClient(origin.client) : null;
   const project = origin?.project ? formatProject(origin.project) : null;
   return [time, client, project].filter((each) => each !== null).join(", ");

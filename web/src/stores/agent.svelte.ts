@@ -2,7 +2,6 @@
 
 import { agents } from "../api/calls";
 import type { Agent } from "../api/types";
-import { t } from "../i18n/language.svelte";
 import { notices } from "./notices.svelte";
 
 /** Name of the agent that the engine uses where none is configured. */
@@ -21,7 +20,7 @@ class AgentStore {
 
 function pickName(details: Agent | null): string {
   const name = details?.name === DEFAULT_AGENT ? details.model : details?.name;
-  return name || t("assistant");
+  return name || "Assistant";
 }
 
 export const agent = new AgentStore();

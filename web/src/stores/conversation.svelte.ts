@@ -3,7 +3,7 @@
 import { blobs, compactions, context, conversations as calls, turns, type BranchRef } from "../api/calls";
 import { ApiError } from "../api/client";
 import type { Branch, ContextUsage, Conversation, ConversationDetail, Entry, FilePart, LiveEvent, Message, ToolCallPart } from "../api/types";
-import { t } from "../i18n/language.svelte";
+import { messages } from "../lib/messages";
 import { formatClient } from "../lib/sessions";
 import { readEvents } from "../lib/sse";
 import { conversations } from "./conversations.svelte";
@@ -123,7 +123,7 @@ export class ConversationStore implements MessageTarget {
       void this.#listen();
       await this.refreshUsage();
     } catch (error) {
-      if (error instanceof ApiError && error.status === 404) this.notFound = t("conversationNotFound");
+      if (error instanceof ApiError && error.status === 404) this.notFound = "There is no such conversation. It may have been deleted.";
       else notices.showError(error);
     }
   }
@@ -287,7 +287,7 @@ export class ConversationStore implements MessageTarget {
   async fork(seq: number): Promise<void> {
     const branch = await notices.run(() => calls.fork(this.branchRef.conversation, seq, this.branchRef.branch));
     if (!branch) return;
-    notices.show(t("branchStarted", branch.number, seq));
+    notices.show(messages.branchStarted(branch.number, seq));
     route.openConversation(this.branchRef.conversation, branch.number);
   }
 
@@ -300,14 +300,14 @@ export class ConversationStore implements MessageTarget {
     const status = await notices.run(() => compactions.undo(this.branchRef));
     if (!status) return;
     const { waiting } = status;
-    const text = waiting ? t("undoWaitsNotice", waiting.added_tokens) : t("compactionUndoneNotice");
+    const text = waiting ? messages.undoWaitsNotice(waiting.added_tokens) : "Compaction undone.";
     notices.show(text, { undo: () => void this.redoCompaction() });
     await this.refresh();
   }
 
   async redoCompaction(): Promise<void> {
     if (!(await notices.run(() => compactions.redo(this.branchRef)))) return;
-    this.announceCompaction(t("compactionRedoneNotice"));
+    this.announceCompaction("Compaction made active again.");
     await this.refresh();
   }
 

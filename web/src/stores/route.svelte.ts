@@ -1,6 +1,5 @@
 /** Router: the page's location is the URL fragment, so that back, forward and links work. */
 
-import { t } from "../i18n/language.svelte";
 import { notices } from "./notices.svelte";
 
 export type PanelName = "context" | "references" | "window" | "settings";
@@ -26,10 +25,10 @@ export const PANEL_NAMES: readonly PanelName[] = ["context", "references", "wind
 
 /** Keys of the titles of the panels. */
 export const PANEL_TITLES = {
-  context: "panelContext",
-  references: "panelReferences",
-  window: "panelUsage",
-  settings: "panelSettings",
+  context: "Context",
+  references: "References",
+  window: "Usage",
+  settings: "Settings",
 } as const;
 
 export function parseHash(hash: string): Location {
@@ -78,7 +77,7 @@ function decodeId(text: string): string {
 /** Copies the address of a place of the page, without the token of this machine. */
 export async function copyLink(hash: string): Promise<void> {
   await navigator.clipboard.writeText(`${location.origin}${location.pathname}${hash}`);
-  notices.show(t("linkCopied"));
+  notices.show("Link copied.");
 }
 
 class RouteStore {

@@ -1,7 +1,7 @@
 /** The turn in progress: accumulates the streamed reply, tool calls and approval requests from turn events. */
 
 import type { Entry, LiveEvent, Message, ToolCallPart, ToolResultPart, TurnEnded } from "../api/types";
-import { t } from "../i18n/language.svelte";
+import { messages } from "../lib/messages";
 import { estimateTokens } from "../lib/meter";
 
 export interface LiveToolCall {
@@ -61,7 +61,7 @@ export class TurnStore {
     this.interrupted = false;
     this.error = this.endText = null;
     this.answered = false;
-    this.statusText = t("preparingRequest");
+    this.statusText = "Preparing the request";
   }
 
   #clear(): void {
@@ -101,28 +101,28 @@ export class TurnStore {
         return this.#callbacks.onEntry(data.entry);
       case "request_prepared":
         this.#clear();
-        this.statusText = t("waitingForModel");
+        this.statusText = "Waiting for the model";
         for (const entry of data.compactions) this.#callbacks.onEntry(entry);
         return this.#callbacks.onPrepared();
       case "thinking":
-        this.statusText = t("thinking");
+        this.statusText = "Thinking";
         return this.#appendChunk("thinking", data.text);
       case "text":
         this.statusText = "";
         return this.#appendChunk("text", data.text);
       case "retry_scheduled":
-        this.statusText = t("retryingIn", Math.ceil(data.delay_seconds));
+        this.statusText = messages.retryingIn(Math.ceil(data.delay_seconds));
         return;
       case "reply_recorded":
         this.#replaying = false;
         this.#clearReply();
         return this.#callbacks.onEntry(data.entry);
       case "tool_called":
-        this.statusText = t("runningTool", data.call.name);
+        this.statusText = messages.runningTool(data.call.name);
         this.calls = [...this.calls, { call: data.call, needsApproval: false, result: null }];
         return;
       case "approval_requested":
-        this.statusText = t("waitingForApproval");
+        this.statusText = "Waiting for your approval";
         this.#updateCall(data.call, { needsApproval: true });
         return this.#callbacks.onApproval(data.call);
       case "tool_completed":
@@ -151,7 +151,7 @@ export class TurnStore {
   /** Keeps what has arrived: the turn continues on the server, and its events come again from the start. */
   interrupt(): void {
     this.interrupted = true;
-    this.statusText = t("connectionLost");
+    this.statusText = "Connection lost; the reply continues on the server";
   }
 
   /** Ends the turn on the page; no further event is expected. */
@@ -163,17 +163,17 @@ export class TurnStore {
 }
 
 const END_TEXTS = {
-  truncated: "endTruncated",
-  empty: "endEmpty",
-  max_steps: "endMaxSteps",
-  max_cost: "endMaxCost",
-  stopped: "endStopped",
+  truncated: "The reply was cut off at its token limit.",
+  empty: "The model returned an empty reply.",
+  max_steps: "The turn reached its limit of model calls.",
+  max_cost: "The turn reached its limit of cost.",
+  stopped: "Stopped.",
 } as const;
 
 const SUGGESTION_TEXTS = { add: "suggestAdd", remove: "suggestRemove", refer: "suggestRefer" } as const;
 
 /** Why a turn has no complete answer, or what it suggests for the next one. */
 function describeEnd({ reason, suggestion }: TurnEnded): string | null {
-  if (reason !== "answered") return t(END_TEXTS[reason]);
-  return suggestion ? t(SUGGESTION_TEXTS[suggestion.action], suggestion.name) : null;
+  if (reason !== "answered") return END_TEXTS[reason];
+  return suggestion ? messages[SUGGESTION_TEXTS[suggestion.action]](suggestion.name) : null;
 }
