@@ -1,12 +1,14 @@
 """Sessions of the real agents, in part through the gateway and in part without it, whose transcripts are imported."""
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gateway_fixtures import GatewayHarness, run_gateway
@@ -75,6 +77,43 @@ async def test_claude_code_with_and_without_the_gateway(
         usage = await store.usage.read_conversation((await store.list_conversations())[0].id)
     # Two calls a turn, each counted once; the summary's call is in no transcript.
     assert usage.requests == 8
+
+
+def add_hooks(claude: Claude) -> None:
+    """Hooks that add context to the start of a session, to prompts and, twice, to each result."""
+    hooks = dict[str, Any]()
+    for event, count_ in {"SessionStart": 1, "UserPromptSubmit": 1, "PostToolUse": 2}.items():
+        added = [{"hookEventName": event, "additionalContext": f"Note {number}."} for number in range(count_)]
+        commands = [f"echo '{json.dumps({'hookSpecificOutput': each})}'" for each in added]
+        hooks[event] = [{"hooks": [{"type": "command", "command": each} for each in commands]}]
+    path = claude.home / ".claude" / "settings.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"hooks": hooks}))
+
+
+async def test_a_turn_with_hooks_between_two_recorded_ones_begins_no_branch(
+    store: SqlStore, provider: ScriptedProvider, make_claude: Callable[..., Claude]
+):
+    greet = call_once_a_turn(ECHO)
+
+    def choose(request: ProviderRequest) -> ScriptedReply:
+        # Two calls at once, whose hooks end in any order.
+        reply = greet(request)
+        return replace(reply, calls=reply.calls * 2)
+
+    provider.script = choose
+    upstreams = make_upstreams(provider.openai_url, "messages")
+    async with run_gateway(store, provider.openai_url, upstreams=upstreams, context_limit=200_000) as harness:
+        address = get_address(harness)
+        recorded = make_claude(address["base_url"], key=address["key"])
+        alone = replace(recorded, base_url=provider.url)
+        add_hooks(recorded)
+        for agent, prompt in ((recorded, "Greet."), (alone, "Alone."), (recorded, "Back.")):
+            await agent.run(prompt, "--continue" if prompt != "Greet." else "--verbose")
+            await import_all(store, "claude-code", recorded.home / ".claude")
+        [branch] = await read_branches(harness)
+    turn = [TURN[0], TURN[1], TURN[1], TURN[2]]
+    assert branch == [text for question in ("Greet.", "Alone.", "Back.") for text in (question, *turn)]
 
 
 async def test_codex_with_and_without_the_gateway(

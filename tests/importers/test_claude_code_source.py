@@ -1,5 +1,6 @@
 """The reader of Claude Code's transcripts, on files that Claude Code wrote."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -151,14 +152,28 @@ def test_results_between_the_lines_of_a_reply_follow_it_in_order(tmp_path: Path)
              "rendered": [{"content": "A hook ran."}], "renderedRole": "system", "isSidechain": False},
             make_line("assistant", "b2", "b1", [{**call[0], "id": "2"}], id="msg"),
             make_line("user", "r2", "b2", [{**result[0], "tool_use_id": "2"}]),
+            {"type": "attachment", "uuid": "hook2", "parentUuid": "r2", "attachment": {"type": "hook"},
+             "rendered": [{"content": "<system-reminder>\nAnother ran.\n</system-reminder>"}],
+             "renderedRole": "system", "isSidechain": False},
             make_line("assistant", "c", "r2", [{"type": "text", "text": "Done."}]),
         ],
     )  # fmt: skip
     messages = read_messages(path)
     assert outline(messages) == [
-        ("a", None), ("b1", "a"), ("r1", "b1"), ("hook", "r1"), ("r2", "hook"), ("c", "r2"),
+        ("a", None), ("b1", "a"), ("r1", "b1"), ("r2", "r1"), ("hook", "r2"), ("c", "hook"),
     ]  # fmt: skip
+    assert messages[4].message.text == "A hook ran.\n\nAnother ran."
     assert [call.id for call in messages[1].message.tool_calls] == ["1", "2"]
+
+
+def test_a_hooks_text_at_the_end_of_a_growing_file_is_held_back(tmp_path: Path):
+    hook = {"type": "attachment", "uuid": "hook", "parentUuid": "a", "attachment": {"type": "hook"},
+            "rendered": [{"content": "A hook ran."}], "renderedRole": "system", "isSidechain": False}  # fmt: skip
+    path = write_lines(tmp_path / "s.jsonl", [make_line("user", "a", None, "Go."), hook])
+    os.utime(path)
+    assert outline(read_messages(path)) == [("a", None)]
+    os.utime(path, (1, 1))
+    assert outline(read_messages(path)) == [("a", None), ("hook", "a")]
 
 
 def test_a_line_of_a_reply_far_after_the_others_belongs_to_it(tmp_path: Path):

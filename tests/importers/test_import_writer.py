@@ -428,7 +428,8 @@ async def run_import(url: str, folder: Path, *, tenant: str, kill_after: float |
     """Imports in another process, and kills it that many seconds after it began to; returns the seconds it wrote."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", IMPORT_SCRIPT, url, str(folder), tenant,
-        stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(DATA.parents[1])},
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(DATA.parents[1]), *sys.path])},
     )  # fmt: skip
     assert process.stdout is not None
     assert await process.stdout.readline() == b"started\n"

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 from quire.errors import InvalidEntry
 from quire.importers.base import (
+    ABANDONED_SECONDS,
     BEGINNING,
     NotStored,
     SourceCompaction,
@@ -64,7 +65,7 @@ _START, _JOINED = -1, -2
 class ClaudeCodeSource:
     name = "claude-code"
     title = "Claude Code"
-    reads = 2
+    reads = 3
     is_experimental = False
     not_stored: tuple[NotStored, ...] = ("cost",)
 
@@ -106,7 +107,7 @@ class ClaudeCodeSource:
             yield transcript.build_conversation(f"{path.stem}/side-chains", origin, side_chains=True)
 
 
-_Kind = Literal["reply", "prompt", "summary", "message", "aside", "link"]
+_Kind = Literal["reply", "prompt", "summary", "message", "aside", "notice", "link"]
 
 
 class _Line(NamedTuple):
@@ -120,8 +121,8 @@ class _Line(NamedTuple):
     end: int
     """Its place in the file, in bytes."""
     kind: _Kind
-    """`prompt` is what a person wrote. `aside` may stand between the lines of a reply: results and attachments. `link`
-    is no message."""
+    """`prompt` is what a person wrote. `aside` may stand between the lines of a reply: results and attachments. So may
+    `notice`: attachments that the model gets as a system message. `link` is no message."""
     reply: str = ""
     """Id of the reply that the line belongs to."""
     is_complete: bool = False
@@ -222,10 +223,13 @@ class _Transcript:
         chain = _Chain(self, side_chains=side_chains)
         first = next(iter(self.lines.values()), None)
         is_part = not side_chains and first is not None and first.before is not None and first.before not in self.lines
-        unfinished = chain.find_unfinished() if is_growing(self.path) else None
+        unfinished = held_back = chain.find_unfinished() if is_growing(self.path) else None
+        if held_back is None and chain.ends_with_notice and is_growing(self.path, ABANDONED_SECONDS):
+            # Others may join it.
+            held_back = len(chain.members) - 1
         return SourceConversation(
             id=id,
-            messages=self._read_messages(chain, unfinished, () if side_chains else self._errors),
+            messages=self._read_messages(chain, held_back, () if side_chains else self._errors),
             title=title,
             origin=origin,
             created_at=parse_time((self.first or {}).get("timestamp")),
@@ -234,14 +238,14 @@ class _Transcript:
         )
 
     def _read_messages(
-        self, chain: "_Chain", unfinished: int | None, errors: Iterable[SourceError]
+        self, chain: "_Chain", held_back: int | None, errors: Iterable[SourceError]
     ) -> Iterator[SourceMessage | SourceError]:
-        """The second pass over the file. What follows an unfinished reply waits with it."""
+        """The second pass over the file, up to a message at its end that is held back."""
         last_ids: dict[int, str | None] = {_START: None}
         """Id of the last message of each place, or of the message before it."""
         with self.path.open("rb") as stream:
             for place in chain.list_places():
-                if unfinished is not None and place >= unfinished:
+                if held_back is not None and place >= held_back:
                     continue
                 member, parent = chain.members[place], last_ids[chain.parents[place]]
                 try:
@@ -310,7 +314,7 @@ class _Chain:
             place = self._replies[line.reply]
             self.members[place].append(line)
         elif line.kind != "link":
-            if line.kind != "aside":
+            if line.kind not in ("aside", "notice"):
                 self._add_queued(line.number)
             place = self._append(line, place)
         self.places[line.uuid] = place
@@ -343,10 +347,21 @@ class _Chain:
             tip = last
         goes_back = line.kind == "prompt" and self._spoken[before] < self._spoken[tip]
         parent = before if goes_back else tip
+        follows_notice = parent == last and self.ends_with_notice
+        if follows_notice and line.kind == "notice":
+            # Claude Code sends those between two messages as one.
+            self.members[last].append(line)
+            return last
         self._next[parent] = place
         self._spoken[place] = self._spoken[parent] + (line.kind in ("prompt", "reply"))
         self.members.append([line])
         self.parents.append(parent)
+        if follows_notice and line.kind == "aside":
+            # The results of a step come before what hooks add to them.
+            self.members[last:] = [line], self.members[last]
+            for each in self.members[place]:
+                self.places[each.uuid] = place
+            return last
         return place
 
     def list_places(self) -> list[int]:
@@ -357,11 +372,15 @@ class _Chain:
             place = self.parents[place]
         return sorted(range(len(self.members)), key=lambda each: each not in path)
 
+    @property
+    def ends_with_notice(self) -> bool:
+        return bool(self.members) and self.members[-1][0].kind == "notice"
+
     def find_unfinished(self) -> int | None:
         """Place of a reply at the end that does not say why it ended. Nothing but results and notes follows it."""
         place = max(self._replies.values(), default=len(self.members))
         end = self.members[place:]
-        is_open = all(each[0].kind in ("reply", "aside") for each in end)
+        is_open = all(each[0].kind in ("reply", "aside", "notice") for each in end)
         return place if end and is_open and not any(line.is_complete for line in end[0]) else None
 
 
@@ -378,7 +397,9 @@ def _classify(kind: str, value: Mapping[str, Any]) -> _Kind:
             is_image = any(each.get("type") == "image" for each in filter_objects(message.get("content")))
             return "prompt" if not _is_meta(value) and (is_image or _is_typed(_read_prompt(value))) else "message"
         case "attachment":
-            return "aside" if value.get("rendered") or _read_prompt(value) else "link"
+            if not value.get("rendered"):
+                return "aside" if _read_prompt(value) else "link"
+            return "notice" if value.get("renderedRole") == "system" else "aside"
         case _:
             return "link"
 
@@ -432,10 +453,14 @@ def _build_messages(stream: BinaryIO, member: list[_Line]) -> list[SourceMessage
         message = {"role": "user", "content": _read_prompt(value)}
     elif value.get("type") == "attachment":
         # The text that the attachment adds to the request; empty if the file does not hold it.
-        texts = [text for piece in filter_objects(value.get("rendered")) if (text := get_text(piece, "content"))]
-        role = "system" if value.get("renderedRole") == "system" else "user"
-        content = [{"type": "text", "text": text} for text in texts]
-        message = {"role": role, "content": content or get_object(value, "attachment").get("prompt")}
+        pieces = [piece for each in values for piece in filter_objects(each.get("rendered"))]
+        texts = [text for piece in pieces if (text := get_text(piece, "content"))]
+        if member[0].kind == "notice":
+            bare = (text.removeprefix("<system-reminder>\n").removesuffix("\n</system-reminder>") for text in texts)
+            message = {"role": "system", "content": "\n\n".join(bare)}
+        else:
+            content = [{"type": "text", "text": text} for text in texts]
+            message = {"role": "user", "content": content or get_object(value, "attachment").get("prompt")}
     parsed = [each for each in parse_messages([message]) if each.parts]
     if _is_meta(value):
         parsed = [mark_boilerplate(each) for each in parsed]

@@ -64,6 +64,12 @@ _CODEX_TAGS = (
     "recommended_plugins", "skills_instructions", "startup_context", "turn_aborted", "user_instructions",
 )  # fmt: skip
 
+_CLAUDE_CODE_HOOKS = (
+    "PostToolUse:", "PostToolUseFailure:", "PreToolUse:", "SessionStart hook additional context: ",
+    "SubagentStart hook additional context: ", "UserPromptSubmit hook additional context: ",
+)  # fmt: skip
+"""Starts of what hooks add. The name of a tool follows the colons."""
+
 BLOCKS: dict[tuple[str, str], tuple[BoilerplateBlock, ...]] = {
     (CLAUDE_CODE, "2.1.325"): (
         BoilerplateBlock(
@@ -98,6 +104,7 @@ BLOCKS: dict[tuple[str, str], tuple[BoilerplateBlock, ...]] = {
         *_list_tags("tool", "system-reminder"),
         BoilerplateBlock("tool", "Async agent launched successfully. (This tool result is internal metadata"),
         *_list_tags("system", "system-reminder"),
+        *(BoilerplateBlock("system", start) for start in _CLAUDE_CODE_HOOKS),
         BoilerplateBlock("system", "# Environment\nYou have been invoked in the following environment:"),
         BoilerplateBlock("system", "The following deferred tools are now available via ToolSearch."),
         BoilerplateBlock("system", "Available agent types for the Agent tool:"),
