@@ -74,13 +74,22 @@ The bar is crossed only two hours either side of high water.
 TURNS = (
     (
         "When is the spring tide this month?",
-        "The spring tide comes with the new moon on the eighteenth; high water at Gullhaven is 5.4 metres at 12:40. "
-        "Neaps follow a week later, with barely three metres.",
+        "The spring tide comes with the new moon on the eighteenth; high water at Gullhaven is 5.4 metres at "
+        "12:40. Neaps follow a week later, with barely three metres. The days on either side of the springs are "
+        "nearly as high: 5.2 metres on the seventeenth at 11:55, and 5.3 on the nineteenth at 13:25. Low water "
+        "comes about six hours and twenty minutes after each of them, and on the eighteenth it leaves no more than"
+        " four tenths of a metre over the outer bank. The stream in the narrows runs hardest in the third and "
+        "fourth hour, at three knots and a half on the ebb and a little less on the flood, and it turns about "
+        "twenty minutes after the tide gauge says so.",
     ),
     (
         "Can we cross the bar at half tide with our draught?",
-        "With one metre eighty you want two metres over the bar. Half tide leaves about two metres ten in calm water, "
-        "so it can be done, but not with any swell running.",
+        "With one metre eighty you want two metres over the bar. Half tide leaves about two metres ten in calm "
+        "water, so it can be done, but not with any swell running. The leading marks are the white tower and the "
+        "church: keep them in line until the second red buoy is abeam, then steer for the end of the mole. The "
+        "sand on the north side has moved forty metres since the last survey, so do not cut that corner, whatever "
+        "the chart shows. At night the sector light is white over the deepest water. If it turns green you are too"
+        " far north, and if it turns red too far south.",
     ),
     (
         "A storm is forecast from the south-west on the nineteenth. What does it change?",

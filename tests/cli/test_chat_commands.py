@@ -106,7 +106,7 @@ async def test_undo_warns_where_the_next_message_would_compact_again(store: SqlS
 async def test_without_a_compaction_there_is_nothing_to_undo(store: SqlStore):
     session = await make_session(store)
     assert await handle_lines(session, "/undo") == ["There is no compaction to undo."]
-    assert await handle_lines(session, "/compact") == ["There is nothing to compact."]
+    assert await handle_lines(session, "/compact") == ["Nothing is compacted: that would free no tokens."]
 
 
 async def test_context_draws_the_window_that_the_meter_shows(store: SqlStore):

@@ -133,7 +133,9 @@ def test_a_preview_says_what_compacting_then_does(home: CliHome):
 
 def test_a_conversation_with_nothing_to_compact_says_so(home: CliHome):
     assert run_json("context", "compact", GREETING_ID)["entry"] is None
-    assert "There is nothing to compact." in invoke_cli("context", "compact", GREETING_ID).stdout
+    for words in (["--preview"], []):
+        said = invoke_cli("context", "compact", *words, GREETING_ID).stdout
+        assert said == "Nothing is compacted: that would free no tokens.\n"
 
 
 def test_a_summary_is_edited_by_text_by_pipe_and_in_an_editor(

@@ -580,3 +580,31 @@ async def test_a_large_message_is_excerpted_even_if_instructions_exceed_the_targ
     reply = await conversation.record("Yes.", request=request)
     assert (await conversation.why(1, reply_seq=reply.seq)).reason == "excerpted"
     assert (await conversation.replay(reply.seq)).matches
+
+
+@pytest.mark.parametrize("strategy", ["discard", "summarize", "hybrid"])
+async def test_a_compaction_that_would_free_nothing_is_not_made(store: SqlStore, strategy: str):
+    """The summary of a short history, and the tools that read what it replaces, take more tokens than the history."""
+    model = ScriptedModel("They spoke of a port. [#1]", repeat=True)
+    settings = Settings(model="gpt-4o", strategy=strategy)
+    conversation = await Engine(store, EngineConfig.create(settings, summarizer=model)).conversation("c")
+    for number in range(2):
+        await conversation.append(f"Question {number}?", Message.assistant(f"Answer {number}."))
+    before = (await conversation.usage()).total_tokens
+    assert await conversation.plan_compaction() is None
+    assert await conversation.compact() is None
+    assert (await conversation.usage()).total_tokens == before
+    assert model.prompts == []
+
+
+async def test_a_summary_as_long_as_what_it_replaces_is_not_stored(store: SqlStore):
+    model = ScriptedModel("They spoke of a port and of the wind. " * 30 + "[#1]", repeat=True, name="gpt-4o")
+    settings = Settings(model="gpt-4o", strategy="summarize")
+    conversation = await Engine(store, EngineConfig.create(settings, summarizer=model)).conversation("c")
+    for number in range(6):
+        await conversation.append(f"Question {number}? {'wind ' * 12}", Message.assistant(f"Answer {number}."))
+    before = (await conversation.usage()).total_tokens
+    assert await conversation.compact() is None
+    assert len(model.prompts) == 1
+    assert (await conversation.usage()).total_tokens == before
+    assert await conversation.cost() > 0

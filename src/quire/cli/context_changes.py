@@ -40,6 +40,7 @@ app = create_group("")
 CLEARED_SLOTS = ("messages", "summary")
 """Slots that `clear` empties."""
 DEFAULT_EDITOR = "notepad" if IS_WINDOWS else "vi"
+NOTHING_TO_COMPACT = "Nothing is compacted: that would free no tokens."
 UNDO_HINT = "Nothing is deleted; undo it with `quire context undo`."
 
 
@@ -66,12 +67,12 @@ async def compact(
         conversation.engine.subscribe(print_failure)
         with show_spinner("Compacting"):
             entry = await conversation.compact(instructions=keep)
-        return await _describe_compaction(conversation, entry, empty_message="There is nothing to compact.")
+        return await _describe_compaction(conversation, entry, empty_message=NOTHING_TO_COMPACT)
 
 
 def _draw_plan(plan: "CompactionPlanSchema | None") -> "Iterable[RenderableType]":
     if plan is None:
-        yield make_text("There is nothing to compact.")
+        yield make_text(NOTHING_TO_COMPACT)
         return
     covers = plan.covers
     yield make_field_table(

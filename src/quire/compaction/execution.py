@@ -90,7 +90,8 @@ async def execute_compaction(
     on_failure: Callable[[SummaryFailed], None],
     on_usage: Callable[[Usage, str | None], None],
 ) -> Entry | None:
-    """Appends the compaction and returns its entry, or None if another compaction was first.
+    """Appends the compaction and returns its entry, or None if another compaction was first, or if a manual one would
+    free nothing because its summary is as long as what it replaces.
 
     `on_usage` gets the tokens and the model of a written summary, which are billed in both cases. The entry has the
     cost of all attempts.
@@ -131,6 +132,9 @@ async def execute_compaction(
     compaction = await run_sized(
         measure_entries(job.window.messages), _build_compaction, job, written, truncations, short, billed
     )
+    is_loaded = job.window.not_loaded is None
+    if job.trigger == "manual" and is_loaded and compaction.tokens_after >= compaction.tokens_before:
+        return None
     branch = job.window.branch
     try:
         draft = Draft(body=compaction, tokens=count_summary(compaction, message_counter))

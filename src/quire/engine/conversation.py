@@ -262,13 +262,13 @@ class Conversation:
         self._is_own = True
 
     async def plan_compaction(self) -> CompactionPlan | None:
-        """What a manual compaction would do now. Changes nothing."""
+        """What a manual compaction would do now, or None if it would free nothing. Changes nothing."""
         return await (await self._assembler.draft_current()).plan_manually()
 
     async def compact(self, *, instructions: str | None = None, trigger: CompactionTrigger = "manual") -> Entry | None:
         """Compacts now, regardless of usage.
 
-        Returns None if there is nothing to compact, or if a concurrent compaction came first.
+        Returns None if that would free no tokens, or if a concurrent compaction came first.
 
         Args:
             instructions: What the summary must contain.

@@ -17,7 +17,7 @@ from quire.model.manifest import Decision, EncodedManifest, ForwardedRequest, Ma
 from quire.model.policy import Policy
 from quire.view.batches import count_messages, list_seqs, sum_tokens
 from quire.view.budget import Budget, Calibration, allocate_budget, build_slot_usage
-from quire.view.compaction_plan import CompactionPlan, max_summary_tokens, plan_compaction
+from quire.view.compaction_plan import SUMMARY_NOTE_TOKENS, CompactionPlan, max_summary_tokens, plan_compaction
 from quire.view.counted_input import CountedBlock, CountedInput, count_input
 from quire.view.decisions import build_decisions, set_pending_span, sum_tokens_by_slot
 from quire.view.inputs import ViewInput
@@ -186,10 +186,14 @@ class ViewAssembly(Assembly):
         return self.build_plan(self.budget) if self.needs_compaction else None
 
     def plan_manually(self) -> CompactionPlan | None:
-        """What to compact on request: down to the target, or to half of the full history if that is less."""
-        return self.build_plan(
-            self.budget._replace(target_tokens=min(self.budget.target_tokens, self.full_history_tokens // 2))
-        )
+        """What to compact on request: down to the target, or to half of the full history if that is less. None if that
+        frees nothing: a short history has fewer tokens than a summary and the tools that read what it replaces."""
+        target_tokens = min(self.budget.target_tokens, self.full_history_tokens // 2)
+        plan = self.build_plan(self.budget._replace(target_tokens=target_tokens))
+        if plan is None or self.counted_input.not_loaded is not None:
+            return plan
+        new_tokens = SUMMARY_NOTE_TOKENS if plan.needs_summary and self.counted_input.summary is None else 0
+        return plan if plan.freed_tokens > new_tokens else None
 
     def build_plan(self, budget: Budget) -> CompactionPlan | None:
         """What to compact down to the target of `budget`, regardless of the trigger."""

@@ -14,7 +14,7 @@ from rich.text import Text
 from quire.cli.chat.completion import CompletionItem
 from quire.cli.chat.runtime import Attachment, ChatRuntime, load_attachment
 from quire.cli.context import draw_explanation, draw_summary
-from quire.cli.context_changes import load_active_compaction
+from quire.cli.context_changes import NOTHING_TO_COMPACT, load_active_compaction
 from quire.cli.context_window import render_window
 from quire.cli.export import export_to_file, format_export
 from quire.cli.models import describe_window
@@ -119,7 +119,7 @@ async def _summary(session: CommandSession, argument: str) -> None:
 async def _compact(session: CommandSession, argument: str) -> None:
     entry = await session.runtime.conversation.compact(instructions=argument or None)
     if entry is None:
-        session.screen.show_note("There is nothing to compact.")
+        session.screen.show_note(NOTHING_TO_COMPACT)
 
 
 @slash_command("undo", "", "undo the last compaction")

@@ -217,7 +217,7 @@ async def _list_items(conversation: Conversation) -> ContextItemListSchema:
 class CompactionStatusSchema(BaseModel):
     active: ActiveCompactionSchema | None
     plan: CompactionPlanSchema | None = Field(
-        description="What a manual compaction would do now; null if there is nothing to compact."
+        description="What a manual compaction would do now; null if that would free no tokens."
     )
     waiting: EditEffectSchema | None = Field(
         description="Edits that an agent's list does not have yet, what they will do and when; null if there are none."
