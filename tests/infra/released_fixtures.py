@@ -3,6 +3,7 @@
     python -m infra.released_fixtures 0.1.0
 
 writes the fixture of a release: both databases as compressed SQL, what they contain as JSON, and a settings file.
+`schema-0013` is that of the first migration.
 """
 
 import argparse
@@ -19,6 +20,8 @@ from typing import Any, cast
 from infra.postgres import Cluster, find_binaries
 from quire.db import migrate
 from quire.engine import Conversation, Engine, open_engine
+from quire.engine.file_import import import_files, make_conversation_id
+from quire.importers.registry import SOURCES
 from quire.log import Citation
 from quire.model import Message, ToolCallPart
 from quire.settings.toml_template import render_settings_template
@@ -33,6 +36,22 @@ SECRET = "the combination is 4711"
 NOTE = "# Harbour\n\nThe mouth is three metres deep at mean low water.\n"
 ANSWER = "The mouth is three metres deep at mean low water, and two metres over the bar at half tide. "
 SETTINGS = {"model": "gpt-4o", "context_limit": 2_000, "strategy": "hybrid", "shares": {"recall": 0.2}}
+SESSION = [
+    {
+        "type": role, "uuid": uuid, "parentUuid": parent, "sessionId": "pilot", "isSidechain": False,
+        "timestamp": "2026-01-02T03:04:05.000Z", "cwd": "/home/dev/harbour",
+        "message": {
+            "role": role, "id": f"msg-{uuid}", "content": [{"type": "text", "text": text}], "stop_reason": "end_turn",
+        },
+    }
+    for role, uuid, parent, text in (
+        ("user", "a", None, "When is high water?"),
+        ("assistant", "b", "a", "At half past six."),
+    )
+]  # fmt: skip
+"""A transcript of Claude Code."""
+IMPORTED = make_conversation_id("claude-code", "pilot")
+INDEX_SECONDS = 60
 Content = dict[str, Any]
 
 
@@ -49,8 +68,11 @@ async def write_content(url: str) -> str:
                 await conversation.record(ANSWER * 4, request=request)
             await conversation.set_priority(2, 9)
             await conversation.compact()
+            await conversation.edit_summary("They talked of the depth of the harbour mouth. [#4]")
             await conversation.pin(1)
+            await conversation.drop(27, reason="said before")
             await conversation.fork(5, name="if the wind holds")
+            await _import_session(engine)
             return await _write_around(engine, secret.seq)
 
 
@@ -62,6 +84,15 @@ async def _write_tool_turn(conversation: Conversation) -> None:
     await conversation.append(outcome.message)
     request = await conversation.prepare()
     await conversation.record(ANSWER, request=request, references=outcome.references)
+
+
+async def _import_session(engine: Engine) -> None:
+    """Imports a session of Claude Code as a conversation with tags."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "pilot.jsonl"
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in SESSION))
+        await import_files(engine, SOURCES["claude-code"], [path])
+    await cast("SqlStore", engine.store).set_tags(IMPORTED, ["pilotage", "tides"])
 
 
 async def _write_around(engine: Engine, secret: int) -> str:
@@ -84,14 +115,26 @@ async def read_content(url: str, key: str) -> Content:
         faults = [*await store.verify_tenant(), *await store.verify_conversation(CONVERSATION)]
         assert faults == [], faults
         conversation = await engine.conversation(CONVERSATION)
+        imported = next(each for each in await store.list_conversations() if each.id == IMPORTED)
         replies = [entry.seq for entry in await conversation.messages() if entry.role == "assistant"]
-        found = await conversation.search("depth of the harbour mouth")
+        async with asyncio.timeout(INDEX_SECONDS):
+            # A newer version may index the messages again first.
+            while not (found := await conversation.search("depth of the harbour mouth")).complete:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
         verified = await store.keys.verify(key)
         assert verified is not None
         return {
             "branches": await _read_branches(store),
             "candidates": [len((await conversation.manifest(seq)).included) for seq in replies],
-            "hits": sorted(hit.entry.seq for hit in found.messages),
+            "replays": [(await conversation.replay(seq)).matches for seq in replies],
+            "imported": [
+                sorted(imported.tags),
+                [[entry.role, entry.message.text] for entry in await store.read_range(IMPORTED, kinds=["message"])],
+            ],
+            "pins": list((await store.get_branch(CONVERSATION)).state.pins),
+            "dropped": list((await store.get_branch(CONVERSATION)).state.dropped),
+            # Versions rank differently, and each finds these.
+            "hits": sorted({hit.entry.seq for hit in found.messages} & {4, 7, 9}),
             "memories": [
                 [memory.text, memory.retired_at is not None, memory.citation and memory.citation.seq]
                 for memory in await store.memories.list(NAMESPACE, include_retired=True)

@@ -1,4 +1,4 @@
-"""The initial migration creates the tables of schema.py, once, also when several processes run it."""
+"""The migrations create the tables of schema.py, once, also when several processes run it."""
 
 import asyncio
 import uuid
@@ -175,3 +175,11 @@ async def test_a_newer_file_opens_unless_it_needs_newer_code(
     with pytest.raises(SchemaOutdated, match="Install the version") if is_refused else nullcontext():
         async with SqlStore.open(empty_url) as store:
             await store.create_conversation("c")
+
+
+def test_a_database_from_before_the_first_migration_is_refused(empty_url: str) -> None:
+    migrate.upgrade(empty_url)
+    with migrate.connect(empty_url) as connection:
+        connection.exec_driver_sql("UPDATE quire_version SET version_num = '0012'")
+    with pytest.raises(SchemaOutdated, match=r"schema version 0012.*from 0013 on\. Run `quire export`"):
+        migrate.upgrade(empty_url)

@@ -12,86 +12,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
-from sqlalchemy import Connection, create_engine, inspect, text
+from sqlalchemy import Connection, Table, create_engine, inspect, text
 
 from quire.db.database import map_database_errors
 from quire.db.database_url import create_private_files, parse_database_url
 from quire.db.pgvector import enable_pgvector
+from quire.db.schema import ALL_COLUMNS, FUNCTIONS, Rights, metadata
 from quire.errors import InvalidConfiguration, SchemaOutdated, StoreBusy
 
 SCHEMA_VERSION = "0014"
+FIRST_VERSION = "0013"
+"""The schema of the first migration. Earlier ones were never released."""
 OLDEST_READER = "0001"
 """The oldest schema version whose code can use this schema. A migration that only expands does not change it."""
 VERSION_TABLE = "quire_version"
 
-_TENANT_TABLES = (
-    "conversations", "branches", "entries", "paths", "blobs", "blob_uses", "manifests", "request_bodies", "imports",
-    "imported_files", "observations",
-    "transcripts", "transcript_lines", "calibrations", "costs", "spending", "spend_reservations", "stored_bytes",
-    "turn_leases", "background_responses",
-    "passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "memories", "documents",
-    "api_keys", "turn_events", "rate_limits", "uncounted_branches", "counted_branches", "usage_contributions",
-    "usage_totals", "usage_turns", "document_pairs", "backtests", "backtest_shards",
-    "users", "sessions", "shares", "audit", "audit_heads", "tenant_keys",
-    "directory_users", "directory_groups", "directory_members", "audit_exports", "archives",
-    "archived_replies", "pending_objects", "counted_requests", "continued_sessions",
-)  # fmt: skip
-_DERIVED_TABLES = (
-    "passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "documents", "uncounted_branches",
-    "counted_branches", "usage_contributions", "usage_totals", "usage_turns", "document_pairs",
-    "backtests", "backtest_shards", "imported_files", "observations", "counted_requests",
-)  # fmt: skip
-_UPDATABLE_COLUMNS = {
-    "background_responses": ("outcome", "request"),
-    "conversations": (
-        "title",
-        "metadata",
-        "updated_at",
-        "purged_at",
-        "project",
-        "agent",
-        "parent_agent",
-        "row_digest",
-    ),
-    "branches": ("name", "head_seq", "head_digest", "head_path", "state", "updated_at", "row_digest"),
-    "entries": ("body", "notes", "tokens", "counter", "purged_at"),
-    "manifests": ("manifest", "response_id", "row_digest"),
-    "blobs": ("uploaded_at", "data", "object", "size"),
-    "imports": ("reads",),
-    "continued_sessions": ("conversation", "branch", "seq", "written_at"),
-    "archives": ("object", "title", "tokens", "bytes", "changed_at", "row_digest"),
-    "pending_objects": ("since",),
-    "calibrations": ("calibration", "row_digest"),
-    "transcripts": ("conversation", "line_count", "modified_at", "summary", "row_digest"),
-    "costs": ("cost_usd",),
-    "spending": ("cost_usd",),
-    "stored_bytes": ("bytes",),
-    "turn_leases": (
-        "turn",
-        "owner",
-        "after_seq",
-        "question_digest",
-        "expires_at",
-        "stop_requested",
-        "pending_call",
-        "approval",
-        "is_approved",
-        "outcome",
-    ),
-    # A memory can only be retired, follow its message to another number, or lose its text to a purge.
-    "memories": ("branch", "seq", "text", "source", "retired_at", "replaced_by", "row_digest"),
-    "api_keys": ("revoked_at", "row_digest"),
-    "rate_limits": ("tokens", "granted", "updated_at"),
-    "users": ("subject", "name", "email", "roles", "confirmed_at", "disabled_at", "row_digest"),
-    "directory_users": ("user_name", "resource", "changed_at", "row_digest"),
-    "directory_groups": ("display_name", "external_id", "changed_at", "row_digest"),
-    "sessions": ("refresh_at", "tokens"),
-    # Entries of the audit trail are only inserted.
-    "audit_heads": ("seq", "digest"),
-    "audit_exports": ("seq", "claim", "claimed_until"),
-    "tenant_keys": ("wrapped",),
-}
-"""Columns that the application updates: the head of a branch, totals, times, and what a purge overwrites."""
 _CONNECT_SECONDS = 10
 """Maximum time to connect to one host."""
 _UPGRADE_LOCK_ID = 0x71756972
@@ -117,7 +52,7 @@ def _read_versions(connection: Connection) -> tuple[str | None, str | None]:
 
 
 def needs_upgrade(connection: Connection) -> bool:
-    """Whether migrations are pending. Raises `SchemaOutdated` if this version of Quire is too old for the schema."""
+    """Whether migrations are pending. Raises `SchemaOutdated` if this version of Quire cannot use or upgrade it."""
     version, oldest_reader = _read_versions(connection)
     if version is None or oldest_reader is None:
         return True
@@ -125,6 +60,12 @@ def needs_upgrade(connection: Connection) -> bool:
         raise SchemaOutdated(
             f"The database has schema version {version}, which needs a version of Quire for schema {oldest_reader} or "
             f"newer; this one is for {SCHEMA_VERSION}. Install the version that upgraded the database."
+        )
+    if version < FIRST_VERSION:
+        raise SchemaOutdated(
+            f"The database has schema version {version}, of a Quire from before the first release; this one upgrades "
+            f"from {FIRST_VERSION} on. Run `quire export` with the Quire that wrote it, and `quire import` into a new "
+            "database."
         )
     return version < SCHEMA_VERSION
 
@@ -200,7 +141,7 @@ def get_version_at_url(url: str) -> str | None:
 
 
 def grant_access(url: str, role: str) -> None:
-    """Grants a PostgreSQL role the rights of the application: insert, and update only what a purge must overwrite.
+    """Grants a PostgreSQL role the rights of the application, as the tables of the schema declare them.
 
     No rights on partitions: the role reaches them only through their table, where row-level security applies.
     """
@@ -210,31 +151,24 @@ def grant_access(url: str, role: str) -> None:
         if not connection.scalar(text("SELECT 1 FROM pg_roles WHERE rolname = :role"), {"role": role}):
             raise InvalidConfiguration(f"PostgreSQL has no role {role!r}; create it with `createuser {role}`.")
         name = connection.dialect.identifier_preparer.quote(role)
-        tables = ", ".join(f"quire_{table}" for table in _TENANT_TABLES)
         statements = [
             f"GRANT SELECT ON {VERSION_TABLE} TO {name}",
-            f"GRANT SELECT, INSERT ON {tables} TO {name}",
-            *(
-                f"GRANT UPDATE ({', '.join(columns)}) ON quire_{table} TO {name}"
-                for table, columns in _UPDATABLE_COLUMNS.items()
-            ),
-            f"GRANT DELETE ON quire_blobs, quire_blob_uses, quire_spend_reservations, quire_turn_leases, "
-            f"quire_transcripts, quire_transcript_lines, quire_turn_events, quire_request_bodies, "
-            f"quire_background_responses, quire_sessions, quire_shares, quire_pending_objects, "
-            f"quire_archived_replies, "
-            f"quire_directory_users, quire_directory_groups, quire_directory_members TO {name}",
-            # The search index, the usage roll-up and backtests are derived and may be rewritten.
-            f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _DERIVED_TABLES)} TO {name}",
-            # For the sweep over the conversations of all tenants, and for event streams.
-            f"GRANT EXECUTE ON FUNCTION quire_list_updated_conversations, quire_list_branch_heads, "
-            f"quire_list_unanswered_responses, quire_list_encrypted_tenants, quire_list_unexported_audits, "
-            f"quire_list_object_work, quire_delete_offloaded, quire_delete_imported, quire_enter_cell TO {name}",
-            f"GRANT SELECT, INSERT, UPDATE ON quire_sweeps TO {name}",
-            # Only the owner moves tenants.
-            f"GRANT SELECT ON quire_tenant_cells, quire_cell_tenants TO {name}",
+            f"GRANT EXECUTE ON FUNCTION {', '.join(FUNCTIONS)} TO {name}",
+            *(f"GRANT {', '.join(_list_rights(table))} ON {table.name} TO {name}" for table in metadata.sorted_tables),
         ]
         for statement in statements:
             connection.exec_driver_sql(statement)
+
+
+def _list_rights(table: Table) -> list[str]:
+    rights: Rights = table.info.get("rights") or Rights(inserts=True, updates=(), deletes=False)
+    columns = "" if rights.updates == (ALL_COLUMNS,) else f" ({', '.join(rights.updates)})"
+    return [
+        "SELECT",
+        *(["INSERT"] if rights.inserts else []),
+        *([f"UPDATE{columns}"] if rights.updates else []),
+        *(["DELETE"] if rights.deletes else []),
+    ]
 
 
 @contextmanager

@@ -1,15 +1,50 @@
-"""SQLAlchemy tables. The migrations create them; a test checks that both agree.
+"""SQLAlchemy tables, and what the application may do with them. The migrations create them; a test checks that both
+agree.
 
 The primary key of every tenant's row begins with the tenant, then the conversation if the row belongs to one.
 Times are microseconds since 1970, digests have 32 bytes, bodies are canonical JSON stored as TEXT to preserve their
 bytes.
 """
 
+from dataclasses import dataclass
+
 from sqlalchemy import BigInteger, Column, Double, Integer, MetaData, Table, Text
 
 from quire.db.column_types import Bytes, SealedBytes, SealedName, SealedScope, SealedTerm, SealedText
 
 metadata = MetaData()
+
+ALL_COLUMNS = "*"
+
+
+@dataclass(frozen=True)
+class Rights:
+    """What `quire db upgrade --role` grants the application's role on a table on PostgreSQL, besides SELECT."""
+
+    inserts: bool
+    updates: tuple[str, ...]
+    """The columns that it updates, or `ALL_COLUMNS`."""
+    deletes: bool
+
+
+def grant_rights(*updates: str, inserts: bool = True, deletes: bool = False) -> dict[str, Rights]:
+    """The `info` of a table. Without it, the application reads and inserts rows.
+
+    It updates the head of a branch, totals, times, and what a purge overwrites. Nothing else of the log ever changes.
+    """
+    return {"rights": Rights(inserts, updates, deletes)}
+
+
+DERIVED = grant_rights(ALL_COLUMNS, deletes=True)
+"""Search index, usage roll-up and backtests are derived from the log, and may be rewritten."""
+
+FUNCTIONS = (
+    "quire_list_updated_conversations", "quire_list_branch_heads", "quire_list_unanswered_responses",
+    "quire_list_encrypted_tenants", "quire_list_unexported_audits", "quire_list_object_work", "quire_delete_offloaded",
+    "quire_delete_imported", "quire_enter_cell",
+)  # fmt: skip
+"""Functions of PostgreSQL that the application calls: most read or delete what row-level security or the rights above
+do not allow it directly."""
 
 conversations = Table(
     "quire_conversations",
@@ -28,6 +63,7 @@ conversations = Table(
     Column("purpose", Text),
     Column("row_digest", Bytes, nullable=False),
     Column("metadata", SealedText),
+    info=grant_rights("title", "metadata", "updated_at", "purged_at", "project", "agent", "parent_agent", "row_digest"),
 )
 
 branches = Table(
@@ -45,6 +81,7 @@ branches = Table(
     Column("state", SealedText, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
     Column("row_digest", Bytes, nullable=False),
+    info=grant_rights("name", "head_seq", "head_digest", "head_path", "state", "updated_at", "row_digest"),
 )
 
 entries = Table(
@@ -66,6 +103,7 @@ entries = Table(
     Column("notes", SealedText),
     Column("purged_at", BigInteger),
     Column("content_digest", Bytes, nullable=False),
+    info=grant_rights("body", "notes", "tokens", "counter", "purged_at"),
 )
 
 paths = Table(
@@ -90,6 +128,7 @@ blobs = Table(
     Column("uploaded_at", BigInteger),
     Column("object", Text),
     Column("size", BigInteger),
+    info=grant_rights("uploaded_at", "data", "object", "size", deletes=True),
 )
 """`uploaded_at` is set for a blob that was stored before the message that uses it, and may have no references yet. Of a
 blob in object storage, `data` is empty, `object` the name of its object and `size` its bytes."""
@@ -105,6 +144,7 @@ archives = Table(
     Column("bytes", BigInteger, nullable=False),
     Column("changed_at", BigInteger, nullable=False),
     Column("row_digest", Bytes, nullable=False),
+    info=grant_rights("object", "title", "tokens", "bytes", "changed_at", "row_digest"),
 )
 """Conversations whose rows were moved to object storage. `object` is NULL once they were restored; `title` and `tokens`
 are what lists show, `bytes` what the rows count under a quota."""
@@ -115,6 +155,7 @@ archived_replies = Table(
     Column("tenant", Text, primary_key=True),
     Column("response_id", Text, primary_key=True),
     Column("conversation", Text, primary_key=True),
+    info=grant_rights(deletes=True),
 )
 """Ids of the replies in archived conversations, by which a client continues them."""
 
@@ -124,6 +165,7 @@ pending_objects = Table(
     Column("tenant", Text, primary_key=True),
     Column("object", Text, primary_key=True),
     Column("since", BigInteger, nullable=False),
+    info=grant_rights("since", deletes=True),
 )
 """Objects whose upload or removal is not finished. `since` is the time at which an upload began, 0 for an object that
 nothing refers to any more."""
@@ -136,6 +178,7 @@ blob_uses = Table(
     Column("branch", Integer, primary_key=True, autoincrement=False),
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
     Column("digest", Bytes, primary_key=True),
+    info=grant_rights(deletes=True),
 )
 """References from entries to blobs, so that a purge can delete blobs without references."""
 
@@ -150,6 +193,7 @@ manifests = Table(
     Column("request_id", Text),
     Column("response_id", Text),
     Column("row_digest", Bytes, nullable=False),
+    info=grant_rights("manifest", "response_id", "row_digest"),
 )
 """The manifest of every answered request (what it was built from), by the number of its reply.
 
@@ -166,6 +210,7 @@ request_bodies = Table(
     Column("base_seq", BigInteger),
     Column("size", BigInteger, nullable=False),
     Column("delta", SealedBytes, nullable=False),
+    info=grant_rights(deletes=True),
 )
 """Bodies of requests as the gateway sent them, by the number of their reply: see `quire.log.request_bodies`."""
 
@@ -179,6 +224,7 @@ imports = Table(
     Column("branch", Integer, nullable=False),
     Column("seq", BigInteger, nullable=False),
     Column("reads", Integer, nullable=False, server_default="1"),
+    info=grant_rights("reads"),
 )
 """Ledger of imported messages: the id and the digest of each in its source, the entry that it became, and the version
 of the reader that gave it its place."""
@@ -191,6 +237,7 @@ imported_files = Table(
     Column("size", BigInteger, nullable=False),
     Column("modified_ns", BigInteger, nullable=False),
     Column("reads", Integer, nullable=False, server_default="1"),
+    info=DERIVED,
 )
 """Files of other programs that were imported to their end, by a digest of source and path, and the version of their
 reader. A path may have a name that a purge must erase, so it is not stored."""
@@ -204,6 +251,7 @@ continued_sessions = Table(
     Column("branch", Integer, nullable=False),
     Column("seq", BigInteger, nullable=False),
     Column("written_at", BigInteger, nullable=False),
+    info=grant_rights("conversation", "branch", "seq", "written_at"),
 )
 """Sessions that Quire wrote for an agent, by the id that their import would have otherwise, and the entry of the log
 that each continues. What is older than `written_at` is a copy."""
@@ -214,6 +262,7 @@ observations = Table(
     Column("tenant", Text, primary_key=True),
     Column("conversation", Text, primary_key=True),
     Column("observations", SealedText, nullable=False),
+    info=DERIVED,
 )
 """What a reader of the transcript noticed in an imported conversation, as JSON: see `quire.findings.observer`."""
 
@@ -229,6 +278,7 @@ transcripts = Table(
     Column("modified_at", BigInteger, nullable=False),
     Column("summary", SealedText),
     Column("row_digest", Bytes, nullable=False),
+    info=grant_rights("conversation", "line_count", "modified_at", "summary", "row_digest", deletes=True),
 )
 """Transcripts of agents, which resume their sessions from them. `subpath` is empty for the session's own one;
 `conversation` was made from it."""
@@ -244,6 +294,7 @@ transcript_lines = Table(
     Column("uuid", Text),
     Column("line", SealedText, nullable=False),
     Column("row_digest", Bytes, nullable=False),
+    info=grant_rights(deletes=True),
 )
 """Lines of a transcript, opaque and in order; `uuid` identifies a line that may be appended again."""
 
@@ -254,6 +305,7 @@ calibrations = Table(
     Column("model", Text, primary_key=True),
     Column("calibration", Text, nullable=False),
     Column("row_digest", Bytes, nullable=False),
+    info=grant_rights("calibration", "row_digest"),
 )
 """Ratio of a model's reported tokens to Quire's own counts, as JSON."""
 
@@ -264,6 +316,7 @@ costs = Table(
     Column("conversation", Text, primary_key=True),
     Column("key_id", Text, primary_key=True),
     Column("cost_usd", Double, nullable=False),
+    info=grant_rights("cost_usd"),
 )
 """Total cost of a conversation's model calls, summaries included, by API key ('' without one)."""
 
@@ -274,6 +327,7 @@ spending = Table(
     Column("key_id", Text, primary_key=True),
     Column("shard", Integer, primary_key=True, autoincrement=False),
     Column("cost_usd", Double, nullable=False),
+    info=grant_rights("cost_usd"),
 )
 """Total cost of an API key's calls ('' without one): the sum of its shards. Each conversation belongs to one shard, so
 that concurrent calls rarely wait for the lock of the same row."""
@@ -288,6 +342,7 @@ spend_reservations = Table(
     Column("amount_usd", Double, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
     Column("stored_bytes", BigInteger, nullable=False, server_default="0"),
+    info=grant_rights(deletes=True),
 )
 """Estimated cost and stored bytes of each call in progress that a cap or quota applies to."""
 
@@ -296,6 +351,7 @@ stored_bytes = Table(
     metadata,
     Column("tenant", Text, primary_key=True),
     Column("bytes", BigInteger, nullable=False),
+    info=grant_rights("bytes"),
 )
 """Stored bytes of a tenant with a quota: see `quire.db.stored_bytes`."""
 
@@ -315,6 +371,19 @@ turn_leases = Table(
     Column("approval", Text),
     Column("is_approved", Integer),
     Column("outcome", SealedText),
+    info=grant_rights(
+        "turn",
+        "owner",
+        "after_seq",
+        "question_digest",
+        "expires_at",
+        "stop_requested",
+        "pending_call",
+        "approval",
+        "is_approved",
+        "outcome",
+        deletes=True,
+    ),
 )
 """Running turns of servers: see `quire.turns.leases`. `owner` names the process; `after_seq` and `question_digest`
 are the idempotency key of the question."""
@@ -333,6 +402,7 @@ passages = Table(
     Column("at", BigInteger),
     Column("embedder", Text),
     Column("vector", Bytes),
+    info=DERIVED,
 )
 """Searchable passages of vault documents and memories. Derived data.
 
@@ -346,6 +416,7 @@ terms = Table(
     Column("term", SealedTerm, primary_key=True),
     Column("block", BigInteger, primary_key=True, autoincrement=False),
     Column("postings", SealedBytes, nullable=False),
+    info=DERIVED,
 )
 """The inverted index: one row per term and block of numbers of passages or messages; it also stores the vectors of
 passages, by embedder."""
@@ -359,6 +430,7 @@ search_scopes = Table(
     Column("passage_count", BigInteger, nullable=False),
     Column("revision", BigInteger, nullable=False),
     Column("format", Integer, nullable=False),
+    info=DERIVED,
 )
 """Next number and count of a scope's passages, and the format version of its index. A writer of the scope locks this
 row. Of the messages, segments are numbered, and `revision` counts their changes."""
@@ -378,6 +450,7 @@ message_segments = Table(
     Column("embedder", Text),
     Column("columns", SealedBytes, nullable=False),
     Column("terms", SealedBytes, nullable=False),
+    info=DERIVED,
 )
 """Index of a branch's own messages, `ENTRIES_PER_SEGMENT` entries per row, as opaque bytes. Derived data.
 
@@ -391,6 +464,7 @@ unindexed_branches = Table(
     Column("conversation", Text, primary_key=True),
     Column("branch", Integer, primary_key=True, autoincrement=False),
     Column("last_seq", BigInteger, nullable=False),
+    info=DERIVED,
 )
 """Branches with entries that are not in the message index yet, and the last of them: an outbox that every append writes
 to."""
@@ -402,6 +476,7 @@ uncounted_branches = Table(
     Column("conversation", Text, primary_key=True),
     Column("branch", Integer, primary_key=True, autoincrement=False),
     Column("last_seq", BigInteger, nullable=False),
+    info=DERIVED,
 )
 """Branches with entries that are not in the roll-up yet, and the last of them: an outbox of every append."""
 
@@ -420,6 +495,8 @@ memories = Table(
     Column("retired_at", BigInteger),
     Column("replaced_by", Text),
     Column("row_digest", Bytes, nullable=False),
+    # A memory can only be retired, follow its message to another number, or lose its text to a purge.
+    info=grant_rights("branch", "seq", "text", "source", "retired_at", "replaced_by", "row_digest"),
 )
 """Memories of an agent, each with the message or the source that it came from."""
 
@@ -437,6 +514,7 @@ documents = Table(
     Column("aliases", SealedText, nullable=False),
     Column("headings", SealedText, nullable=False),
     Column("row_digest", Bytes, nullable=False),
+    info=DERIVED,
 )
 """Indexed files of a vault. Aliases and headings are JSON lists. Derived data."""
 
@@ -456,6 +534,7 @@ api_keys = Table(
     Column("revoked_at", BigInteger),
     Column("row_digest", Bytes, nullable=False),
     Column("created_by", Text),
+    info=grant_rights("revoked_at", "row_digest"),
 )
 """API keys: the public id and the digest of the secret. Scopes are separated by spaces,
 `models` is a JSON list, `created_by` the id of another key."""
@@ -469,6 +548,7 @@ turn_events = Table(
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("events", SealedText, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
+    info=grant_rights(deletes=True),
 )
 """Events of running turns that other processes show, as JSON arrays; `number` counts the first event of a row."""
 
@@ -480,6 +560,7 @@ rate_limits = Table(
     Column("tokens", Double, nullable=False),
     Column("granted", Double, nullable=False),
     Column("updated_at", Double, nullable=False),
+    info=grant_rights("tokens", "granted", "updated_at"),
 )
 """Token bucket of an API key: its tokens at a time in seconds, and the permits that the last server took."""
 
@@ -492,6 +573,7 @@ background_responses = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("request", SealedText, nullable=False),
     Column("outcome", SealedText),
+    info=grant_rights("outcome", "request", deletes=True),
 )
 """Requests of background responses. A row is deleted when its response is recorded; `outcome` is the response that was
 cancelled or failed without a reply."""
@@ -501,6 +583,7 @@ sweeps = Table(
     metadata,
     Column("name", Text, primary_key=True),
     Column("swept_until", BigInteger, nullable=False),
+    info=grant_rights(ALL_COLUMNS),
 )
 """Time up to which each sweep has searched for missing work. It covers all tenants, so it has no tenant column."""
 
@@ -514,6 +597,7 @@ tenant_cells = Table(
     Column("peer", Text),
     Column("move", Text),
     Column("started_at", BigInteger),
+    info=grant_rights(inserts=False),
 )
 """The directory, in the home cell: the cell of each tenant that was moved, and the move in progress. `peer` is the cell
 that it moves to, or whose rows are still to be deleted. It covers all tenants, so it has no tenant column."""
@@ -527,6 +611,7 @@ cell_tenants = Table(
     Column("moved_to", Text),
     Column("frozen_until", BigInteger),
     Column("move", Text),
+    info=grant_rights(inserts=False),
 )
 """What each cell knows of tenants that move: every transaction compares its epoch with this one (`quire.db.cells`)."""
 
@@ -543,6 +628,7 @@ users = Table(
     Column("confirmed_at", BigInteger, nullable=False),
     Column("disabled_at", BigInteger),
     Column("row_digest", Bytes, nullable=False),
+    info=grant_rights("subject", "name", "email", "roles", "confirmed_at", "disabled_at", "row_digest"),
 )
 """People of a tenant who have signed in. `subject` is the identity provider's id of the person, `confirmed_at` the last
 time at which the provider confirmed it. Roles are separated by spaces."""
@@ -557,6 +643,7 @@ sessions = Table(
     Column("expires_at", BigInteger, nullable=False),
     Column("refresh_at", BigInteger, nullable=False),
     Column("tokens", Text, nullable=False),
+    info=grant_rights("refresh_at", "tokens", deletes=True),
 )
 """Sessions of browsers, by the digest of the secret in their cookie. `tokens` is encrypted with that secret."""
 
@@ -568,6 +655,7 @@ shares = Table(
     Column("conversation", Text, primary_key=True),
     Column("reader", Text, primary_key=True),
     Column("created_at", BigInteger, nullable=False),
+    info=grant_rights(deletes=True),
 )
 """Conversations that other people of the tenant may read; `reader` is a person's id, or `*` for all of them."""
 
@@ -581,6 +669,7 @@ directory_users = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("changed_at", BigInteger, nullable=False),
     Column("row_digest", Bytes, nullable=False),
+    info=grant_rights("user_name", "resource", "changed_at", "row_digest", deletes=True),
 )
 """People as a directory provisions them by SCIM, with the id of their row in `users`. `user_name` is in lower case, and
 `resource` has the attributes as JSON."""
@@ -595,6 +684,7 @@ directory_groups = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("changed_at", BigInteger, nullable=False),
     Column("row_digest", Bytes, nullable=False),
+    info=grant_rights("display_name", "external_id", "changed_at", "row_digest", deletes=True),
 )
 """Groups of that directory."""
 
@@ -605,6 +695,7 @@ directory_members = Table(
     Column("group_id", Text, primary_key=True),
     Column("user_id", Text, primary_key=True),
     Column("row_digest", Bytes, nullable=False),
+    info=grant_rights(deletes=True),
 )
 """Who is in which of them."""
 
@@ -629,6 +720,7 @@ audit_heads = Table(
     Column("tenant", Text, primary_key=True),
     Column("seq", BigInteger, nullable=False),
     Column("digest", Bytes, nullable=False),
+    info=grant_rights("seq", "digest"),
 )
 """The last entry of each audit trail, so that a removed end is found."""
 
@@ -639,6 +731,7 @@ audit_exports = Table(
     Column("seq", BigInteger, nullable=False),
     Column("claim", Text, nullable=False),
     Column("claimed_until", BigInteger, nullable=False),
+    info=grant_rights("seq", "claim", "claimed_until"),
 )
 """How far each audit trail was sent to a receiver of logs, and the process that sends the next entries."""
 
@@ -649,6 +742,124 @@ tenant_keys = Table(
     Column("key_id", Text, nullable=False),
     Column("wrapped", Bytes, nullable=False),
     Column("created_at", BigInteger, nullable=False),
+    info=grant_rights("wrapped"),
 )
 """Wrapped data keys of encrypted tenants: see `quire.db.tenant_keys`. Backups exclude this table: one that has it can
 be read after the tenant was purged."""
+
+counted_branches = Table(
+    "quire_counted_branches",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("branch", Integer, primary_key=True, autoincrement=False),
+    Column("last_seq", BigInteger, nullable=False),
+    Column("rules", Integer, nullable=False, server_default="1"),
+    info=DERIVED,
+)
+"""High-water mark of each branch: the roll-up has its own entries up to this one, counted by `rules`. A partial index
+has the branches that were counted by older rules."""
+
+counted_requests = Table(
+    "quire_counted_requests",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("request", Bytes, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("branch", Integer, primary_key=True, autoincrement=False),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("is_counted", Integer, nullable=False),
+    Column("is_recorded", Integer, nullable=False),
+    info=DERIVED,
+)
+"""Replies by a digest of the id that their provider or their source gave them. Several transcripts may repeat a reply,
+such as those of a session and its fork, and the gateway may have recorded it. One of them is counted: a recorded one
+before an imported one, else the first."""
+
+_USAGE_COUNTS = (
+    "turns", "requests", "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "cost_nanos",
+    "unpriced_turns", "compactions", "compacted_tokens", "recalled_messages", "recalled_tokens", "candidates", "uses",
+    "tokens", "unpriced_requests", "unpriced_tokens", "imported_nanos",
+)  # fmt: skip
+"""Columns of the roll-up: the fields of `quire.usage.contribution.UsageCounts`."""
+
+usage_contributions = Table(
+    "quire_usage_contributions",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("dimension", Text, primary_key=True),
+    Column("day", Integer, primary_key=True, autoincrement=False),
+    Column("name", SealedName, primary_key=True),
+    *(Column(name, BigInteger, nullable=False) for name in _USAGE_COUNTS),
+    info=DERIVED,
+)
+"""What each conversation adds to the totals."""
+
+usage_totals = Table(
+    "quire_usage_totals",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("dimension", Text, primary_key=True),
+    Column("day", Integer, primary_key=True, autoincrement=False),
+    Column("name", SealedName, primary_key=True),
+    *(Column(name, BigInteger, nullable=False) for name in _USAGE_COUNTS),
+    info=DERIVED,
+)
+"""The sum of the contributions of all conversations, by dimension, day (number since 1970, UTC) and name."""
+
+usage_turns = Table(
+    "quire_usage_turns",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("branch", Integer, primary_key=True, autoincrement=False),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("day", Integer, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("cost_nanos", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    Column("unpriced_requests", BigInteger, nullable=False, server_default="0"),
+    info=DERIVED,
+)
+"""Turns with a cost or reported tokens, by the last reply of each. An index orders them by cost."""
+
+document_pairs = Table(
+    "quire_document_pairs",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("first", SealedName, primary_key=True),
+    Column("second", SealedName, primary_key=True),
+    Column("conversations", BigInteger, nullable=False),
+    info=DERIVED,
+)
+"""Documents that are used together, and in how many conversations; `first` sorts before `second`."""
+
+backtests = Table(
+    "quire_backtests",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("backtest", Text, primary_key=True),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Column("spec", SealedText, nullable=False),
+    Column("conversations", Integer, nullable=False),
+    Column("finished", Integer, nullable=False),
+    Column("totals", SealedText),
+    Column("failure", SealedText),
+    info=DERIVED,
+)
+"""Backtests: the number of their conversations, of those in finished shards, and the totals of these shards."""
+
+backtest_shards = Table(
+    "quire_backtest_shards",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("backtest", Text, primary_key=True),
+    Column("shard", Integer, primary_key=True, autoincrement=False),
+    Column("selection", SealedText, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("done", Double, nullable=False),
+    info=DERIVED,
+)
+"""Shards that are not finished: their conversations, and how many of them are simulated."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, cast
 
-from sqlalchemy import Connection, TextualSelect, and_, bindparam, delete, func, insert, or_, select, text
+from sqlalchemy import Connection, TextualSelect, and_, bindparam, delete, exists, func, insert, or_, select, text
 from sqlalchemy import update as update_rows
 
 from quire.db.column_types import seal_value
@@ -551,9 +551,11 @@ def reset_format(connection: Connection, tenant: str) -> None:
 
 
 def mark_all_unindexed(connection: Connection, tenant: str) -> None:
-    """Marks every branch as unindexed, so that its segments are checked."""
-    has_entries = and_(branches.c.tenant == tenant, branches.c.head_seq > 0)
-    rows = select(branches.c.tenant, branches.c.conversation, branches.c.branch, branches.c.head_seq).where(has_entries)
+    """Marks every branch that has entries of its own as unindexed, so that its segments are checked."""
+    of_branch = (getattr(entries.c, name) == getattr(branches.c, name) for name in ("tenant", "conversation", "branch"))
+    rows = select(branches.c.tenant, branches.c.conversation, branches.c.branch, branches.c.head_seq).where(
+        branches.c.tenant == tenant, exists().where(*of_branch)
+    )
     connection.execute(delete(unindexed_branches).where(unindexed_branches.c.tenant == tenant))
     connection.execute(insert(unindexed_branches).from_select(["tenant", "conversation", "branch", "last_seq"], rows))
 

@@ -8,14 +8,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import (
-    BigInteger,
-    Column,
     ColumnElement,
     Connection,
-    Double,
-    Integer,
     Table,
-    Text,
     delete,
     func,
     insert,
@@ -23,8 +18,7 @@ from sqlalchemy import (
     update,
 )
 
-from quire.db.column_types import SealedText
-from quire.db.schema import conversations, entries, metadata, paths
+from quire.db.schema import backtest_shards, backtests, conversations, entries, paths
 from quire.db.store_part import StorePart, read, read_bulk, write
 from quire.errors import Conflict, NotFound
 from quire.log.reads import check_in_database
@@ -32,33 +26,6 @@ from quire.model.ids import new_id, now
 
 MAX_STORED_BACKTESTS = 20
 """Backtests of a tenant; a new one replaces the oldest."""
-
-backtests = Table(
-    "quire_backtests",
-    metadata,
-    Column("tenant", Text, primary_key=True),
-    Column("backtest", Text, primary_key=True),
-    Column("created_at", BigInteger, nullable=False),
-    Column("updated_at", BigInteger, nullable=False),
-    Column("spec", SealedText, nullable=False),
-    Column("conversations", Integer, nullable=False),
-    Column("finished", Integer, nullable=False),
-    Column("totals", SealedText),
-    Column("failure", SealedText),
-)
-"""Backtests: the number of their conversations, of those in finished shards, and the totals of these shards."""
-
-backtest_shards = Table(
-    "quire_backtest_shards",
-    metadata,
-    Column("tenant", Text, primary_key=True),
-    Column("backtest", Text, primary_key=True),
-    Column("shard", Integer, primary_key=True, autoincrement=False),
-    Column("selection", SealedText, nullable=False),
-    Column("attempts", Integer, nullable=False),
-    Column("done", Double, nullable=False),
-)
-"""Shards that are not finished: their conversations, and how many of them are simulated."""
 
 
 class BacktestRecord(NamedTuple):

@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Table, Text, bindparam, delete
 from quire.db import schema
 from quire.db.column_types import SealedText, is_encrypting
 from quire.db.raw_sql import yield_to_event_loop
-from quire.db.schema import blob_uses, entries, manifests, metadata
+from quire.db.schema import backtest_shards, backtests, blob_uses, entries, manifests, metadata, usage_contributions
 from quire.db.stored_bytes import recount_bytes
 from quire.errors import InvalidEntry, InvalidRequest
 from quire.index import memories, passages
@@ -31,11 +31,11 @@ from quire.model import Compaction, Decision, Entry, Manifest, Message, TopicInd
 from quire.model.entry_bodies import purge_body
 from quire.model.ids import now
 from quire.model.messages import PURGED_TEXT
-from quire.store.backtests import backtest_shards, backtests, delete_backtests
+from quire.store.backtests import delete_backtests
 from quire.turns import background_responses
 from quire.turns import events as turn_events
 from quire.turns import leases as turn_leases
-from quire.usage.rollup import reset_usage, usage_contributions
+from quire.usage.rollup import reset_usage
 
 MIN_VALUE_CHARS = 8
 """A shorter value is in too many texts that have nothing to do with it."""

@@ -9,14 +9,24 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from sqlalchemy import Connection, and_, func, select, true, tuple_
 
-from quire.db.schema import branches, conversations, documents, entries, uncounted_branches
+from quire.db.schema import (
+    branches,
+    conversations,
+    document_pairs,
+    documents,
+    entries,
+    uncounted_branches,
+    usage_contributions,
+    usage_totals,
+    usage_turns,
+)
 from quire.db.store_part import StorePart, read, read_bulk, read_inline, write_bulk
 from quire.log.conversations import list_conversation_ids
 from quire.log.reads import check_in_database
 from quire.log.types import ConversationRecord
 from quire.usage import rollup
 from quire.usage.contribution import Dimension, TurnUsage, UsageCounts
-from quire.usage.rollup import RecountResult, document_pairs, usage_contributions, usage_totals, usage_turns
+from quire.usage.rollup import RecountResult
 
 UsageGrouping = Literal["day", "model", "project", "source", "slot", "tool"]
 USAGE_GROUPINGS: tuple[UsageGrouping, ...] = get_args(UsageGrouping)

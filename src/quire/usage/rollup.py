@@ -13,13 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
-    BigInteger,
-    Column,
     ColumnElement,
     Connection,
-    Integer,
     Table,
-    Text,
     and_,
     bindparam,
     delete,
@@ -31,10 +27,20 @@ from sqlalchemy import (
     text,
 )
 
-from quire.db.column_types import Bytes, SealedName, is_encrypting
+from quire.db.column_types import is_encrypting
 from quire.db.dialects import upsert
 from quire.db.raw_sql import yield_to_event_loop
-from quire.db.schema import entries, manifests, metadata, uncounted_branches
+from quire.db.schema import (
+    counted_branches,
+    counted_requests,
+    document_pairs,
+    entries,
+    manifests,
+    uncounted_branches,
+    usage_contributions,
+    usage_totals,
+    usage_turns,
+)
 from quire.log.conversations import get_conversation, list_branches
 from quire.log.imports import Position, is_unique_id, read_ledgers
 from quire.log.reads import ENTRY_COLUMNS
@@ -48,82 +54,6 @@ from quire.usage.contribution import (
     identify_request,
     pair_documents,
 )
-
-counted_branches = Table(
-    "quire_counted_branches",
-    metadata,
-    Column("tenant", Text, primary_key=True),
-    Column("conversation", Text, primary_key=True),
-    Column("branch", Integer, primary_key=True, autoincrement=False),
-    Column("last_seq", BigInteger, nullable=False),
-    Column("rules", Integer, nullable=False, server_default="1"),
-)
-"""High-water mark of each branch: the roll-up has its own entries up to this one, counted by `rules`. A partial index
-has the branches that were counted by older rules."""
-
-counted_requests = Table(
-    "quire_counted_requests",
-    metadata,
-    Column("tenant", Text, primary_key=True),
-    Column("request", Bytes, primary_key=True),
-    Column("conversation", Text, primary_key=True),
-    Column("branch", Integer, primary_key=True, autoincrement=False),
-    Column("seq", BigInteger, primary_key=True, autoincrement=False),
-    Column("is_counted", Integer, nullable=False),
-    Column("is_recorded", Integer, nullable=False),
-)
-"""Replies by a digest of the id that their provider or their source gave them. Several transcripts may repeat a reply,
-such as those of a session and its fork, and the gateway may have recorded it. One of them is counted: a recorded one
-before an imported one, else the first."""
-
-usage_contributions = Table(
-    "quire_usage_contributions",
-    metadata,
-    Column("tenant", Text, primary_key=True),
-    Column("conversation", Text, primary_key=True),
-    Column("dimension", Text, primary_key=True),
-    Column("day", Integer, primary_key=True, autoincrement=False),
-    Column("name", SealedName, primary_key=True),
-    *(Column(name, BigInteger, nullable=False) for name in UsageCounts._fields),
-)
-"""What each conversation adds to the totals."""
-
-usage_totals = Table(
-    "quire_usage_totals",
-    metadata,
-    Column("tenant", Text, primary_key=True),
-    Column("dimension", Text, primary_key=True),
-    Column("day", Integer, primary_key=True, autoincrement=False),
-    Column("name", SealedName, primary_key=True),
-    *(Column(name, BigInteger, nullable=False) for name in UsageCounts._fields),
-)
-"""The sum of the contributions of all conversations, by dimension, day (number since 1970, UTC) and name."""
-
-usage_turns = Table(
-    "quire_usage_turns",
-    metadata,
-    Column("tenant", Text, primary_key=True),
-    Column("conversation", Text, primary_key=True),
-    Column("branch", Integer, primary_key=True, autoincrement=False),
-    Column("seq", BigInteger, primary_key=True, autoincrement=False),
-    Column("day", Integer, nullable=False),
-    Column("model", Text, nullable=False),
-    Column("cost_nanos", BigInteger, nullable=False),
-    Column("tokens", BigInteger, nullable=False),
-    Column("unpriced_requests", BigInteger, nullable=False, server_default="0"),
-)
-"""Turns with a cost or reported tokens, by the last reply of each. An index orders them by cost."""
-
-document_pairs = Table(
-    "quire_document_pairs",
-    metadata,
-    Column("tenant", Text, primary_key=True),
-    Column("first", SealedName, primary_key=True),
-    Column("second", SealedName, primary_key=True),
-    Column("conversations", BigInteger, nullable=False),
-)
-"""Documents that are used together, and in how many conversations; `first` sorts before `second`."""
-
 
 BATCH_ENTRIES = 500
 """Entries that one transaction counts: purges wait for it."""
