@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from cli_fixtures import CliHome, invoke_cli
 
+from quire.cli import doctor_checks
 from quire.cli.doctor_checks import DoctorSetup, check_mcp
 from quire.cli.hook import HOOK_EVENTS
 from quire.cli.init import PROVIDER_KEYS
@@ -192,6 +193,40 @@ def test_a_damaged_database(empty_home: Path):
     database = create_database(empty_home)
     database.write_bytes(b"This is not a database. " * 100)
     assert "cannot be opened" in find_problem("database")["detail"]
+
+
+def damage_index(database: Path) -> None:
+    """Empties an index: its rows are in the table only."""
+    content = bytearray(database.read_bytes())
+    with closing(sqlite3.connect(database)) as connection:
+        page_bytes = connection.execute("PRAGMA page_size").fetchone()[0]
+        query = "SELECT rootpage FROM sqlite_master WHERE name = 'sqlite_autoindex_quire_version_1'"
+        start = (connection.execute(query).fetchone()[0] - 1) * page_bytes
+    content[start + 3 : start + 5] = b"\0\0"
+    database.write_bytes(content)
+
+
+def test_a_file_with_a_damaged_index(empty_home: Path):
+    damage_index(create_database(empty_home))
+    assert "quire.db is damaged: " in find_problem("database file")["detail"]
+
+
+def test_a_row_that_refers_to_none(empty_home: Path):
+    database = create_database(empty_home)
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("CREATE TABLE child (parent REFERENCES quire_branches (absent))")
+    assert "is damaged" in find_problem("database file")["detail"]
+
+
+def test_the_check_of_a_large_file_ends(empty_home: Path, monkeypatch: pytest.MonkeyPatch):
+    with closing(sqlite3.connect(create_database(empty_home))) as connection, connection:
+        connection.execute("CREATE TABLE big AS WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n "
+                           "LIMIT 1000000) SELECT i, hex(i) AS h FROM n")  # fmt: skip
+        connection.execute("CREATE INDEX big_h ON big (h)")
+    monkeypatch.setattr(doctor_checks, "MAX_FILE_CHECK_SECONDS", 0.01)
+    [found] = [each for each in run_doctor()[1] if each["check"] == "database file"]
+    assert found["status"] == "note"
+    assert "0.01 s of checking found no damage" in found["detail"]
 
 
 def test_an_unreachable_database(empty_home: Path, monkeypatch: pytest.MonkeyPatch):

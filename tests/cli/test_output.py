@@ -12,7 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.cli.context_window import SLOT_STYLES, ContextSection, allocate_cells, format_threshold_marker, render_window
-from quire.cli.output import ProgressBar, make_console, pluralize, print_document, sanitize, show_progress, to_one_line
+from quire.cli.output import (
+    ProgressBar,
+    make_console,
+    make_table,
+    make_text,
+    pluralize,
+    print_document,
+    print_drawing,
+    sanitize,
+    show_progress,
+    to_one_line,
+)
 from quire.model import Manifest, Message, Policy, SlotUsage
 from quire.model.policy import SLOTS
 from quire.schemas.records import NamedConversationSchema
@@ -212,3 +223,15 @@ def test_progress_without_a_total_goes_on(monkeypatch: pytest.MonkeyPatch):
     so_far._started_at -= 2  # pyright: ignore[reportPrivateUsage]
     so_far.update(1)
     so_far.close()
+
+
+def test_a_path_that_is_longer_than_a_line_breaks_after_a_slash(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("COLUMNS", "40")
+    text = "The file /home/somebody/projects/a-long-folder/another/quire.db is damaged."
+    table = make_table("", "found", rows=[("problem", text)], wrapped=("found",))
+    print_drawing(lambda _: [make_text(text), table])
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[:3] == ["The file", "/home/somebody/projects/a-long-folder/", "another/quire.db is damaged."]
+    assert all(line.endswith("/") for line in lines if "/home" in line)

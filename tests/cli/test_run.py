@@ -37,7 +37,7 @@ from quire.cli.agent_programs import (
 )
 from quire.cli.paths import get_servers_folder
 from quire.cli.server_setup import ServeOptions
-from quire.cli.service_client import MAX_SOCKET_PATH_BYTES, ask_service, connect_service, get_socket_path
+from quire.cli.service_client import MAX_SOCKET_PATH_BYTES, UserSocket, ask_service, connect_service, get_socket_path
 from quire.errors import InvalidConfiguration
 from quire.settings import Settings
 from quire.settings.schema import Upstream, upstream_for
@@ -155,8 +155,7 @@ def run_home(tmp_path: Path) -> Iterator[RunHome]:
 
 
 @contextmanager
-def start_serve(home: RunHome) -> Iterator[str]:
-    """Runs `quire serve`; yields the address that it prints."""
+def run_serve(home: RunHome) -> Iterator["subprocess.Popen[str]"]:
     process = subprocess.Popen(
         [PROGRAM, "serve", "--port", "0", "--log-format", "json"],
         stdout=subprocess.PIPE,
@@ -165,12 +164,19 @@ def start_serve(home: RunHome) -> Iterator[str]:
         cwd=home.folder,
         env=home.build_environment(),
     )
-    assert process.stdout is not None
     try:
-        yield process.stdout.readline().strip()
+        yield process
     finally:
         process.terminate()
         process.communicate(timeout=TIMEOUT_SECONDS)
+
+
+@contextmanager
+def start_serve(home: RunHome) -> Iterator[str]:
+    """Runs `quire serve`; yields the address that it prints."""
+    with run_serve(home) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
 
 
 # whole runs
@@ -225,6 +231,17 @@ async def test_a_running_server_is_used_whatever_its_settings(run_home: RunHome,
     assert await run_home.load_keys() == [("quire run claude", True)] * 4
     async with SqlStore.open(other) as store:
         assert len(await store.list_conversations(limit=10)) == 1
+
+
+@pytest.mark.slow
+def test_a_run_waits_for_a_server_that_starts(run_home: RunHome):
+    """The address is printed when the server is about to answer; the socket is there long before."""
+    with run_serve(run_home) as process:
+        run_home.find_socket()
+        used = run_home.run("claude")
+        address = process.stdout.readline() if process.stdout is not None else ""
+    assert used.returncode == 0, used.stderr
+    assert run_home.read_report()["url"].startswith(f"{address.partition('/?token=')[0]}/run/")
 
 
 @pytest.mark.slow
@@ -666,12 +683,13 @@ async def test_without_unix_sockets_both_sides_prove_that_they_know_the_token(
         answer = await asyncio.to_thread(ask_service, {"command": "describe"})
         return answer["page"] if answer is not None else None
 
-    async with run_host.listen_for_commands(host):
+    with UserSocket() as user_socket:
         path = Path(get_socket_path())
-        assert await ask() == "http://127.0.0.1:9/?token=t"
-        written = json.loads(path.read_text())
-        path.write_text(json.dumps({**written, "token": "another"}))
-        assert await ask() is None
+        async with run_host.listen_for_commands(host, user_socket):
+            assert await ask() == "http://127.0.0.1:9/?token=t"
+            written = json.loads(path.read_text())
+            path.write_text(json.dumps({**written, "token": "another"}))
+            assert await ask() is None
     assert not path.exists()
     assert await ask() is None
 

@@ -73,6 +73,16 @@ def test_a_home_is_copied_once_before_its_sessions_are_read_again(agent_home: Pa
     assert "0 new messages" in run("import", "claude-code")
 
 
+def test_what_was_never_counted_did_not_cost_nothing(agent_home: Path, monkeypatch: pytest.MonkeyPatch):
+    """`quire import` reads sessions and counts no usage; the next version reads them again."""
+    write_clean_session(agent_home / ".claude" / "projects", 0, messages=4)
+    run("import", "claude-code")
+    monkeypatch.setattr(ClaudeCodeSource, "reads", ClaudeCodeSource.reads + 1)
+    notes = CliRunner().invoke(app, ["scan"], catch_exceptions=False).stderr
+    assert "1 session was read again: cost $" in notes
+    assert "as before." in notes
+
+
 def test_planted_waste_is_found_with_a_command_that_shows_it(agent_home: Path):
     projects = agent_home / ".claude" / "projects"
     planted = {

@@ -10,9 +10,11 @@ import sqlite3
 import tempfile
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -50,6 +52,8 @@ EXTRA_MODULES = {
 """A module by which an installed extra is recognized."""
 PROBE_BYTES = 65_536
 """Bytes that are written to check that a file can grow."""
+MAX_FILE_CHECK_SECONDS = 10.0
+"""Seconds after which the check of an SQLite file ends."""
 LOW_SPACE_BYTES = 100_000_000
 MAX_LISTED_KEYS = 1_000
 _FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -193,7 +197,12 @@ def check_database(setup: DoctorSetup) -> list[FindingSchema]:
                     "database", detail, remedy if is_newer else "Make a backup, then run `quire db upgrade`."
                 )
             ]
-        return [report_ok("database", f"{masked}, schema {version}"), *asyncio.run(_check_contents(setup))]
+        found = [report_ok("database", f"{masked}, schema {version}")]
+        if path is not None:
+            found.append(_check_file(path))
+            if found[-1].status == "problem":
+                return found
+        return [*found, *asyncio.run(_check_contents(setup))]
     except (QuireError, OSError) as error:
         cause = " ".join(str(error).split()).replace(url, masked)
         remedy = (
@@ -202,6 +211,33 @@ def check_database(setup: DoctorSetup) -> list[FindingSchema]:
             else "Check that the server runs, and the host, role and password in `database_url`."
         )
         return [report_problem("database", f"{masked} cannot be opened: {cause}", remedy)]
+
+
+def _check_file(path: Path) -> FindingSchema:
+    """Reads every page, index and reference of the file, for a bounded time."""
+    from quire.store.integrity import find_damages
+
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, check_same_thread=False)) as file:
+        timer = Timer(MAX_FILE_CHECK_SECONDS, file.interrupt)
+        timer.start()
+        damages = find_damages(file)
+        timer.cancel()
+    is_whole = "interrupted" not in damages
+    damages = [each for each in damages if each != "interrupted"]
+    if damages:
+        more = f", and {len(damages) - 1} more" if len(damages) > 1 else ""
+        return report_problem(
+            "database file",
+            f"{path} is damaged: {damages[0]}{more}.",
+            "Restore a backup, or save what can be read with `sqlite3 FILE .recover`.",
+        )
+    if is_whole:
+        return report_ok("database file", "every page, index and reference was checked")
+    return report_note(
+        "database file",
+        f"{MAX_FILE_CHECK_SECONDS:g} s of checking found no damage; the file is larger than that.",
+        "`quire verify --all` checks all of it.",
+    )
 
 
 async def _check_contents(setup: DoctorSetup) -> list[FindingSchema]:

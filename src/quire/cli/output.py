@@ -68,6 +68,8 @@ def print_result(result: Result, *, as_json: bool) -> None:
 
 
 def print_drawing(draw: DrawFunction | str) -> None:
+    from rich.console import Group
+
     console = make_console(sys.stdout)
     for renderable in [make_text(draw)] if isinstance(draw, str) else draw(console):
         if isinstance(renderable, Verbatim):
@@ -75,10 +77,10 @@ def print_drawing(draw: DrawFunction | str) -> None:
             continue
         is_one_line = getattr(renderable, "no_wrap", None) is True
         if console.is_terminal:
-            console.print(renderable, soft_wrap=is_one_line)
+            console.print(Group(renderable), soft_wrap=is_one_line)
         else:
             with console.capture() as captured:
-                console.print(renderable, soft_wrap=is_one_line)
+                console.print(Group(renderable), soft_wrap=is_one_line)
             # Strip the spaces with which tables pad their lines.
             sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
@@ -119,9 +121,9 @@ def to_one_line(text: str, limit: int = 200) -> str:
 
 def make_text(content: str, style: str = "", *, wrap: bool = True) -> "Text":
     """Without `wrap` a line stays one line, which a reader can copy: the terminal breaks it, or the pipe does not."""
-    from rich.text import Text
+    from quire.cli.wrapped_text import WrappedText
 
-    return Text(sanitize(content), style=style, no_wrap=not wrap)
+    return WrappedText(sanitize(content), style=style, no_wrap=not wrap)
 
 
 def make_table(
@@ -178,7 +180,7 @@ def _to_cell(value: Any) -> "Text":
         case float():
             return Text(f"{value:.3f}")
         case _:
-            return Text(sanitize(str(value)))
+            return make_text(str(value))
 
 
 def format_local_time(microseconds: int | None) -> str:

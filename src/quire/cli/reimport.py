@@ -32,11 +32,15 @@ class ReimportNotice:
         return self._file is not None
 
     async def prepare(self) -> None:
+        from quire.usage.insights import count_usage
+
         if self._costs is not None:
             return
         if self._file is not None:
             copy = await asyncio.to_thread(copy_database, self._file)
             print_note(f"Copied the database to {copy}, because sessions in it are read again. Delete the copy later.")
+        # What was never counted would look as if it had cost nothing.
+        await count_usage(self._store.usage)
         self._costs = await self._read_costs()
 
     async def _read_costs(self) -> dict[str, int]:
@@ -44,13 +48,13 @@ class ReimportNotice:
 
     async def print_changes(self, reread: "Mapping[str, Reread]", *, deleted_twins: int) -> None:
         """Says once what reading sessions again has changed."""
-        from quire.usage.insights import count_usage
-
         if deleted_twins:
             twins = pluralize(deleted_twins, "conversation")
             print_note(f"{twins} deleted: the gateway had recorded the same session, which is there once now.")
         if not reread:
             return
+        from quire.usage.insights import count_usage
+
         await count_usage(self._store.usage)
         before, after = self._costs or {}, await self._read_costs()
         pieces = sum(each.branches < each.branches_before for each in reread.values())

@@ -14,8 +14,8 @@ import socket
 import subprocess
 import sys
 from asyncio import StreamReader, StreamWriter
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
@@ -43,11 +43,11 @@ from quire.cli.common import run_async, to_exit_code
 from quire.cli.local_models import is_local
 from quire.cli.output import sanitize, to_one_line
 from quire.cli.server_setup import ServeOptions, build_options, check_server_extra, open_app, preload_modules
-from quire.cli.service_client import HAS_UNIX_SOCKETS, MAX_MESSAGE_BYTES, connect_service, get_socket_path
+from quire.cli.service_client import HAS_UNIX_SOCKETS, MAX_MESSAGE_BYTES, UserSocket
 from quire.cli.workspace_trust import ignore_untrusted, is_trusted, read_project_file
 from quire.errors import ConversationNotFound, InvalidConfiguration, QuireError
 from quire.model.ids import new_id, now
-from quire.server.addresses import bind_socket, generate_token, server_url, sign_challenge, socket_url
+from quire.server.addresses import bind_socket, server_url, sign_challenge, socket_url
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -365,20 +365,20 @@ async def _read_message(reader: StreamReader) -> dict[str, Any] | None:
         return None
 
 
-async def serve_with_runs(options: ServeOptions, listener: socket.socket) -> None:
-    """Serves until a signal, and listens for commands of the user, unless another server does so already."""
+async def serve_with_runs(options: ServeOptions, listener: socket.socket, user_socket: UserSocket) -> None:
+    """Serves until a signal, and answers commands of the user, unless another server does so already."""
     from quire.server.lifecycle import run_server
 
     async with open_app(options) as app:
         host = RunHost(app, options, socket_url(listener))
-        async with listen_for_commands(host):
+        async with listen_for_commands(host, user_socket):
             await run_server(app, listener, grace_seconds=options.grace_seconds, entry=host)
 
 
 @asynccontextmanager
-async def listen_for_commands(host: RunHost) -> AsyncGenerator[None]:
-    """Listens on the user's socket."""
-    tasks, token = set[asyncio.Task[Any]](), generate_token()
+async def listen_for_commands(host: RunHost, user_socket: UserSocket) -> AsyncGenerator[None]:
+    """Answers on the user's socket."""
+    tasks, listener = set[asyncio.Task[Any]](), user_socket.listener
 
     async def handle(reader: StreamReader, writer: StreamWriter) -> None:
         def send(message: Mapping[str, Any] | str) -> None:
@@ -388,7 +388,7 @@ async def listen_for_commands(host: RunHost) -> AsyncGenerator[None]:
         assert task is not None
         tasks.add(task)
         try:
-            if HAS_UNIX_SOCKETS or await _authenticate(reader, send, token):
+            if HAS_UNIX_SOCKETS or await _authenticate(reader, send, user_socket.token):
                 await host.serve_messages(reader, send)
             with suppress(OSError):
                 await writer.drain()
@@ -396,53 +396,19 @@ async def listen_for_commands(host: RunHost) -> AsyncGenerator[None]:
             tasks.discard(task)
             writer.close()
 
-    with _bind_user_socket(token) as listener:
-        server = None
-        if listener is not None:
-            start = asyncio.start_unix_server if HAS_UNIX_SOCKETS else asyncio.start_server
-            server = await start(handle, sock=listener, limit=MAX_MESSAGE_BYTES)
-        try:
-            yield
-        finally:
-            if server is not None:
-                server.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            host.close()
-
-
-@contextmanager
-def _bind_user_socket(token: str) -> Generator[socket.socket | None]:
-    """Binds the socket at which commands find this server, and removes it at the end.
-
-    None if another server of the user has it, or if the data folder cannot be written: then this one runs without.
-    """
-    path, listener = Path(get_socket_path()), None
-    running = connect_service(str(path))
-    if running is not None:
-        running.close()
-    else:
-        with suppress(OSError):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
-            umask = os.umask(0o077)
-            try:
-                if HAS_UNIX_SOCKETS:
-                    listener = socket.socket(socket.AF_UNIX)
-                    listener.bind(str(path))
-                else:
-                    listener = socket.create_server(("127.0.0.1", 0))
-                    port = listener.getsockname()[1]
-                    path.write_text(json.dumps({"port": port, "token": token}), encoding="utf-8")
-            finally:
-                os.umask(umask)
+    server = None
+    if listener is not None:
+        start = asyncio.start_unix_server if HAS_UNIX_SOCKETS else asyncio.start_server
+        server = await start(handle, sock=listener, limit=MAX_MESSAGE_BYTES)
     try:
-        yield listener
+        yield
     finally:
-        if listener is not None:
-            listener.close()
-            path.unlink(missing_ok=True)
+        if server is not None:
+            server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        host.close()
 
 
 async def _authenticate(reader: StreamReader, send: SendMessage, token: str) -> bool:

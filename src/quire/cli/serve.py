@@ -3,6 +3,7 @@
 import logging
 import sys
 import webbrowser
+from contextlib import nullcontext
 from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +16,7 @@ from quire.cli.engine_setup import wait_for_database
 from quire.cli.output import print_note
 from quire.cli.platforms import IS_WINDOWS
 from quire.cli.server_setup import build_options, check_server_extra, open_app, preload_modules
-from quire.cli.service_client import ask_service
+from quire.cli.service_client import UserSocket, ask_service
 from quire.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -108,15 +109,22 @@ def command(
             raise InvalidConfiguration(
                 f"Quire runs at {running['url']} already. Open its web interface with `quire serve --open`."
             )
-    # Before the address is printed: an unusable database is reported here, once, and not by every process.
-    run_async(wait_for_database(options.database_url, cells=options.settings.cells, report=report_wait))
-    with bind_socket(host, port) as listener:
-        if not _serve_on(listener, options, host, workers=workers, opens_browser=open_):
-            raise typer.Exit(EXIT_FAILED)
+    with UserSocket() if is_local and workers == 1 else nullcontext() as user_socket:
+        # Before the address is printed: an unusable database is reported here, once, and not by every process.
+        run_async(wait_for_database(options.database_url, cells=options.settings.cells, report=report_wait))
+        with bind_socket(host, port) as listener:
+            if not _serve_on(listener, options, host, user_socket, workers=workers, opens_browser=open_):
+                raise typer.Exit(EXIT_FAILED)
 
 
 def _serve_on(
-    listener: "socket.socket", options: "ServeOptions", host: str, *, workers: int, opens_browser: bool
+    listener: "socket.socket",
+    options: "ServeOptions",
+    host: str,
+    user_socket: UserSocket | None,
+    *,
+    workers: int,
+    opens_browser: bool,
 ) -> bool:
     """Prints the address and serves until a signal; returns whether all processes ended as they should."""
     from quire.cli.run_host import serve_with_runs
@@ -143,8 +151,8 @@ def _serve_on(
         grace_seconds = options.grace_seconds
         return Supervisor(serve_in_process, options, listener, workers=workers, grace_seconds=grace_seconds).run()
     preload_modules(options.settings)
-    if options.local_token is not None:
-        run_async(serve_with_runs(options, listener))
+    if user_socket is not None:
+        run_async(serve_with_runs(options, listener, user_socket))
     else:
         run_async(_serve_app(options, listener))
     return True

@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 """True for type checkers; `typing` and `json` take as long to import as the rest."""
 
 if TYPE_CHECKING:
+    import socket
     from typing import IO, Any
 
 CONNECT_SECONDS = 5.0
@@ -100,6 +101,59 @@ def connect_to_user(path: str) -> "_socket.socket | None":
         return None
     connection.settimeout(None)
     return connection
+
+
+class UserSocket:
+    """The socket at which commands find a server, while the context is open; the file goes with it.
+
+    It is bound before the server can answer, so that a command waits for a server that starts. `listener` is None if
+    another server of the user has it, or if the data folder cannot be written: then this one runs without.
+    """
+
+    listener: "socket.socket | None" = None
+    token = ""
+    """What both sides must know where there are no Unix sockets."""
+
+    def __enter__(self) -> "UserSocket":
+        import json
+        import socket
+
+        self._path = get_socket_path()
+        running = connect_service(self._path)
+        if running is not None:
+            running.close()
+            return self
+        umask = os.umask(0o077)
+        try:
+            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)  # noqa: PTH103, PTH120
+            if os.path.exists(self._path):  # noqa: PTH110
+                os.unlink(self._path)  # noqa: PTH108
+            if HAS_UNIX_SOCKETS:
+                self.listener = socket.socket(socket.AF_UNIX)
+                self.listener.bind(self._path)
+            else:
+                from quire.server.addresses import generate_token
+
+                self.token = generate_token()
+                self.listener = socket.create_server(("127.0.0.1", 0))
+                service = {"port": self.listener.getsockname()[1], "token": self.token}
+                with open(self._path, "w", encoding="utf-8") as file:  # noqa: PTH123
+                    json.dump(service, file)
+            self.listener.listen()
+        except OSError:
+            self.__exit__()
+        finally:
+            os.umask(umask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.listener is not None:
+            self.listener.close()
+            self.listener = None
+            try:  # noqa: SIM105 (`contextlib` takes long to import)
+                os.unlink(self._path)  # noqa: PTH108
+            except OSError:
+                pass
 
 
 def ask_service(message: "dict[str, Any]") -> "dict[str, Any] | None":

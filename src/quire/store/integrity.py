@@ -55,7 +55,7 @@ _CHANGED_ROW = "is not as it was recorded"
 def verify_tenant(connection: Connection, tenant: str) -> list[IntegrityFault]:
     """The faults of the file, and of the rows that belong to no conversation: memories, API keys, token calibrations,
     transcripts and costs."""
-    if damages := _find_damages(connection):
+    if connection.dialect.name == "sqlite" and (damages := find_damages(get_driver(connection))):
         # What is read from a damaged file says nothing.
         return [IntegrityFault(None, None, f"the database file is damaged: {each}") for each in damages]
     tables: tuple[tuple[Table, str, str], ...] = (
@@ -84,20 +84,20 @@ def verify_tenant(connection: Connection, tenant: str) -> list[IntegrityFault]:
     return faults
 
 
-def _find_damages(connection: Connection) -> list[str]:
+def find_damages(file: sqlite3.Connection) -> list[str]:
     """Damages of an SQLite file: pages, indexes that differ from their tables, references to rows that do not exist.
 
-    The digests of rows see none of them: an index may hide a row that is as it was recorded.
+    The digests of rows see none of them: an index may hide a row that is as it was recorded. An interrupted check ends
+    with the damage `interrupted`.
     """
-    if connection.dialect.name != "sqlite":
-        return []
+    damages = list[str]()
     try:
-        checked = get_driver(connection).execute(f"PRAGMA integrity_check({MAX_DAMAGES})").fetchall()
-        damages = [str(text) for (text,) in checked if text != "ok"]
-        for table, *_ in get_driver(connection).execute("PRAGMA foreign_key_check").fetchmany(MAX_DAMAGES):
+        checked = file.execute(f"PRAGMA integrity_check({MAX_DAMAGES})")
+        damages += (str(text) for (text,) in checked if text != "ok")
+        for table, *_ in file.execute("PRAGMA foreign_key_check").fetchmany(MAX_DAMAGES):
             damages.append(f"a row of {table} refers to one that does not exist")
     except sqlite3.DatabaseError as error:
-        damages = [str(error)]
+        damages.append(str(error))
     return list(dict.fromkeys(damages))[:MAX_DAMAGES]
 
 

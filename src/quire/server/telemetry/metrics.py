@@ -8,6 +8,7 @@ import asyncio
 import logging
 import math
 import os
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -268,7 +269,8 @@ async def monitor_event_loop(metrics: Metrics) -> AsyncGenerator[None]:
 async def _measure_lag(metrics: Metrics) -> None:
     """Measures the lag of the running event loop until it is cancelled.
 
-    The log line of a stall shows its cause. With as many CPU seconds as lag, this process was computing; with
+    A stall is logged, unless a person watches: it is for who runs a server, and the lag is in the metrics, too. The log
+    line shows its cause. With as many CPU seconds as lag, this process was computing; with
     fewer, it waited. `cpu_wait_ms` is the time that the event loop was ready to run and the machine gave it no CPU.
     """
     while True:
@@ -276,7 +278,7 @@ async def _measure_lag(metrics: Metrics) -> None:
         await asyncio.sleep(LAG_INTERVAL_SECONDS)
         lag = max(0.0, time.perf_counter() - started_at - LAG_INTERVAL_SECONDS)
         metrics.event_loop_lag.observe(lag)
-        if lag > STALL_SECONDS:
+        if lag > STALL_SECONDS and not sys.stderr.isatty():
             cpu, cpu_wait = time.process_time() - cpu_before, read_cpu_wait_seconds() - wait_before
             log_server_event(
                 "event loop stalled",
