@@ -35,6 +35,7 @@ from quire.log.types import Citation, ConversationOrigin
 from quire.model import Message
 from quire.store import SqlStore
 from quire.store.backtests import NewBacktestShard
+from quire.turns.leases import LeaseGrant
 
 KEY, OTHER_KEY = (base64.b64encode(bytes([byte] * 32)).decode() for byte in (1, 2))
 
@@ -68,11 +69,9 @@ async def plant_elsewhere(store: SqlStore) -> None:
     await store.transcripts.append(key, [TranscriptLine("1", CANARY)], fold_summary=lambda *_: CANARY)
     await store.memories.add(CANARY, CANARY, source=f"{CANARY}.md", citation=Citation("session", 0, 1))
     await store.turn_events.append("session", "turn", 0, f'["{CANARY}"]')
-    lease = await store.leases.claim("session", 0, owner="process")
-    await store.leases.end(lease, outcome=f'"{CANARY}"')  # pyright: ignore[reportArgumentType]
-    await store.background.add("first", "session", CANARY)
-    await store.background.add("second", "session", "request")
-    await store.background.set_outcome("second", CANARY)
+    grant = await store.leases.acquire("session", 0, owner="process")
+    assert isinstance(grant, LeaseGrant)
+    await store.leases.end(grant.lease, outcome=f'"{CANARY}"')  # pyright: ignore[reportArgumentType]
     backtest = await store.backtests.create(CANARY, [NewBacktestShard(CANARY, 1), NewBacktestShard(CANARY, 1)])
     await store.backtests.finish_shard(backtest.id, 0, conversations=1, merge=lambda _: CANARY)
     await store.backtests.fail(backtest.id, CANARY)

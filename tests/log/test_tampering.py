@@ -66,7 +66,7 @@ OUTSIDE = {
     "quire_cell_tenants": "epochs of tenants that moved; with another one the tenant is refused, and nothing is read",
     "quire_spend_reservations": "estimated cost of calls in progress, which expires",
     "quire_turn_leases": "names the process that runs a turn, and expires",
-    "quire_background_responses": "a request that is not answered yet; its client reads what was answered from the log",
+    "quire_background_responses": "requests that earlier versions answered in the background; rows are only deleted",
     "quire_conversations.metadata": "what a client notes on its conversation, in no request; older servers lack it",
     "quire_turn_events": "what event streams of other servers show of a running turn; the log has the result",
     "quire_stored_bytes": "a sum of sizes for a quota, which `quire db upgrade` clears and the next write counts again",

@@ -14,7 +14,7 @@ from infra.builders import make_turn
 from quire.access.directory import GroupChange
 from quire.access.spending import SpendCaps
 from quire.db.dialects import insert_rows
-from quire.db.schema import archived_replies, archives, pending_objects
+from quire.db.schema import archived_replies, archives, background_responses, pending_objects
 from quire.db.store_part import StorePart, write
 from quire.errors import (
     BlobNotFound,
@@ -141,7 +141,6 @@ async def fill_store(store: SqlStore) -> None:
     await store.spending.reserve("conversation 0", 1.0, SpendCaps(tenant=100.0))
     await store.leases.acquire("conversation 0", 0, owner="a process")
     await store.turn_events.append("conversation 0", "a turn", 0, "[]")
-    await store.background.add("a response", "conversation 0", "{}")
     await store.rate_limits.take("a key", per_minute=60, permits=1)
     await store.backtests.create("{}", [NewBacktestShard("[]", 1)])
     user = await store.users.confirm("a subject", name="a name", email="an address", roles=["member"])
@@ -161,6 +160,8 @@ def insert_object_rows(connection: Connection, tenant: str) -> None:
     reply = {"tenant": tenant, "response_id": "a response", "conversation": "conversation 0"}
     insert_rows(connection, archived_replies, [reply])
     insert_rows(connection, pending_objects, [{"tenant": tenant, "object": "an upload", "since": 1}])
+    request = {"tenant": tenant, "response": "a response", "conversation": "conversation 0", "created_at": 1}
+    insert_rows(connection, background_responses, [{**request, "request": "{}"}])
 
 
 @pytest.fixture
@@ -464,7 +465,7 @@ async def collect_export(store: SqlStore, conversation: str) -> list[str]:
 
 # These parts are tested on their own: they hold nothing of a conversation's content, or see all tenants by design.
 OTHER_PARTS = {
-    "keys", "rate_limits", "leases", "turn_events", "background", "backtests", "all_tenants", "users", "sessions",
+    "keys", "rate_limits", "leases", "turn_events", "backtests", "all_tenants", "users", "sessions",
     "shares", "audit", "directory",
 }  # fmt: skip
 

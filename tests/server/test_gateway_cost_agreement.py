@@ -1,6 +1,5 @@
 """What the gateway charges, caps and reports is the sum of the provider's calls, for each tenant, in every format."""
 
-import asyncio
 from collections import Counter
 from random import Random
 from typing import Any
@@ -57,7 +56,7 @@ class Client:
         self._histories: dict[WireFormatName, list[tuple[str, str]]] = {each: [] for each in FORMATS}
 
     async def step(self) -> None:
-        """Asks a question: at the end of a list or an earlier place, in another conversation, or in the background."""
+        """Asks a question: at the end of a list or an earlier place, or in another conversation."""
         wire_format = self._random.choice(FORMATS)
         history = self._histories[wire_format]
         if self._random.random() < 0.2:
@@ -66,10 +65,10 @@ class Client:
         if self._random.random() < 0.2:
             self.headers["x-quire-conversation"] = f"copy-{self._tenant}-{self._random.random()}"
         history.append(("user", f"I am {self._tenant}. Question {self._random.random()}"))
-        answer = await self._ask(wire_format, history, is_background=self._random.random() < 0.5)
+        answer = await self._ask(wire_format, history)
         history.append(("assistant", answer))
 
-    async def _ask(self, wire_format: WireFormatName, history: list[tuple[str, str]], *, is_background: bool) -> str:
+    async def _ask(self, wire_format: WireFormatName, history: list[tuple[str, str]]) -> str:
         model = MODELS[wire_format]
         items: list[Json] = [{"role": role, "content": text} for role, text in history]
         match wire_format:
@@ -80,11 +79,7 @@ class Client:
                 body = await self._post("/v1/messages", {"model": model, "messages": items, "max_tokens": 900})
                 return body["content"][0]["text"]
             case "responses":
-                body = await self._post("/v1/responses", {"model": model, "input": items, "background": is_background})
-                async with asyncio.timeout(120):
-                    while body["status"] in ("queued", "in_progress"):
-                        await asyncio.sleep(0.05)
-                        body = (await self._http.get(f"/v1/responses/{body['id']}", headers=self.headers)).json()
+                body = await self._post("/v1/responses", {"model": model, "input": items})
                 return body["output"][0]["content"][0]["text"]
             case "gemini":
                 roles = {"user": "user", "assistant": "model"}

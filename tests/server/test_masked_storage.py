@@ -165,20 +165,6 @@ async def test_an_export_is_restored_with_its_masks_and_refused_with_secrets(dat
             await store.import_conversation(unmasked)
 
 
-async def test_a_background_request_with_a_secret_is_refused(database_url: str, admin_url: str):
-    """It would have to be stored as it is, until a server answers it."""
-    (canary,) = make_canaries(1)
-    async with run_fake_upstream(respond_with_text("Good.")) as upstream, open_masked(database_url) as store:
-        upstreams = {"*": {"base_url": upstream.url, "speaks": ["responses"]}}
-        async with run_gateway(store, upstream.url, upstreams=upstreams) as harness:
-            body = {"model": MODEL, "input": f"Use {canary} now", "background": True}
-            answer = await harness.http.post("/v1/responses", json=body)
-            assert answer.status_code == 400, answer.text
-            assert "without `background`" in answer.text
-            assert upstream.requests == []
-            assert await find_stored(store, admin_url, [canary]) == []
-
-
 @pytest.mark.every_database
 async def test_texts_of_the_api_are_masked(database_url: str, admin_url: str, tmp_path: Path):
     """Titles, names of branches, messages, attachments, summaries, documents, notes and memories."""

@@ -575,8 +575,7 @@ background_responses = Table(
     Column("outcome", SealedText),
     info=grant_rights("outcome", "request", deletes=True),
 )
-"""Requests of background responses. A row is deleted when its response is recorded; `outcome` is the response that was
-cancelled or failed without a reply."""
+"""Requests that earlier versions answered in the background. Rows are only deleted, with their conversation."""
 
 sweeps = Table(
     "quire_sweeps",

@@ -28,7 +28,6 @@ from quire.errors import (
     StoreRolledBack,
     StoreUnavailable,
 )
-from quire.log.types import TurnLease
 from quire.model import CHAIN_ROOT, Compaction, Entry, Message, Span, Usage, next_path
 from quire.model.base import JsonObject
 from quire.proxy.prepare import PreparedRequest
@@ -61,13 +60,6 @@ class RecordedReply(NamedTuple):
     """The client's path after the reply, or None if the client does not send the whole conversation."""
 
 
-class ResponseClaim(NamedTuple):
-    """The ID of a background response, and the lease of the process that answers it."""
-
-    response_id: str
-    lease: TurnLease
-
-
 async def record_reply(
     prepared: PreparedRequest,
     replies: Sequence[Reply],
@@ -76,13 +68,11 @@ async def record_reply(
     incomplete: bool = False,
     response_id: str | None = None,
     response_fields: JsonObject | None = None,
-    claim: ResponseClaim | None = None,
 ) -> RecordedReply | None:
     """Records the first reply, and each further choice on a fork; None if all replies are empty.
 
     `size` is the number of bytes of all replies; later requests may refer to the first one by `response_id`, and a read
-    of it repeats `response_fields`. With a `claim`, that names the response, and raises `TurnLeaseLost` if another
-    process has it now.
+    of it repeats `response_fields`.
     """
     replies = await run_sized(size, _complete_replies, prepared, replies, incomplete=incomplete)
     if not replies:
@@ -110,9 +100,6 @@ async def record_reply(
         response_id=response_id if is_stored else None,
     )
     recorder = prepared.recorder
-    if claim is not None:
-        request = replace(request, response_id=claim.response_id)
-        recorder = Recorder(recorder.engine, recorder.conversation, recorder.branch, lease=claim.lease)
     stored = await _record_with_retry(recorder, request, first, incomplete=incomplete)
     entry = stored[-1]
     if block is not None:

@@ -33,7 +33,6 @@ from quire.concurrency.worker_threads import use_worker_process
 from quire.jobs import LocalJobs
 from quire.server.addresses import socket_url
 from quire.server.audit_export import make_audit_exporter
-from quire.server.gateway.routes import get_gateway_state
 from quire.server.process_memory import return_freed_memory, shorten_collections, trim_memory
 from quire.server.state import ServerState
 from quire.server.telemetry.logs import log_server_event
@@ -96,11 +95,10 @@ async def run_server(app: FastAPI, sock: socket.socket, *, grace_seconds: float,
     return_freed_memory()
     state: ServerState = app.state.server_state
     exporter = make_audit_exporter(state.store, state.settings.sign_in, state.environ)
-    background = get_gateway_state(app).background
     with use_worker_process():
         metrics = app.state.telemetry.metrics
         async with AsyncExitStack() as stack:
-            for each in (monitor_event_loop(metrics), shorten_collections(), trim_memory(), background.recover()):
+            for each in (monitor_event_loop(metrics), shorten_collections(), trim_memory()):
                 await stack.enter_async_context(each)
             if exporter is not None:
                 await stack.enter_async_context(exporter.run())

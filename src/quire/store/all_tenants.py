@@ -97,18 +97,6 @@ def list_branch_heads(
     return dict(heads)
 
 
-_UNANSWERED_POSTGRES = text("SELECT tenant, response FROM quire_list_unanswered_responses(:limit)")
-_UNANSWERED_SQLITE = text("""
-    SELECT tenant, response FROM quire_background_responses WHERE outcome IS NULL ORDER BY created_at LIMIT :limit
-""")
-
-
-def list_unanswered(connection: Connection, _tenant: str, *, limit: int) -> list[tuple[str, str]]:
-    """Tenant and ID of background responses of all tenants that have no reply yet, oldest first."""
-    statement = _UNANSWERED_POSTGRES if connection.dialect.name == "postgresql" else _UNANSWERED_SQLITE
-    return [(tenant, response) for tenant, response in connection.execute(statement, {"limit": limit})]
-
-
 _UNEXPORTED_POSTGRES = text("SELECT tenant FROM quire_list_unexported_audits()")
 _UNEXPORTED_SQLITE = text("""
     SELECT heads.tenant FROM quire_audit_heads AS heads LEFT JOIN quire_audit_exports AS exports USING (tenant)
@@ -181,7 +169,6 @@ class AllTenants(StorePart):
     list_updated_conversations = read_bulk(list_updated_conversations)
     get_sweep_time = read(get_sweep_time)
     record_sweep = write(record_sweep)
-    list_unanswered = read(list_unanswered)
     list_unexported_audits = read(list_unexported_audits)
     list_object_work = read_bulk(list_object_work)
     get_data_version = read_inline(get_data_version)

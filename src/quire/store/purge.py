@@ -32,7 +32,6 @@ from quire.model.entry_bodies import purge_body
 from quire.model.ids import now
 from quire.model.messages import PURGED_TEXT
 from quire.store.backtests import delete_backtests
-from quire.turns import background_responses
 from quire.turns import events as turn_events
 from quire.turns import leases as turn_leases
 from quire.usage.rollup import reset_usage
@@ -170,7 +169,7 @@ def _purge(
     delete_observations(connection, tenant, conversation)
     turn_events.delete_conversation_events(connection, tenant, conversation)
     turn_leases.delete_outcomes(connection, tenant, conversation)
-    background_responses.delete_requests(connection, tenant, conversation)
+    _delete_background_requests(connection, tenant, conversation)
     blobs.delete_orphan_blobs(connection, tenant)
     return purged
 
@@ -398,10 +397,18 @@ def _clear_texts(connection: Connection, tenant: str, table_name: str, rows: Seq
     return True
 
 
+def _delete_background_requests(connection: Connection, tenant: str, conversation: str) -> None:
+    """Deletes what earlier versions stored of requests that they answered later."""
+    columns = schema.background_responses.c
+    connection.execute(
+        delete(schema.background_responses).where(columns.tenant == tenant, columns.conversation == conversation)
+    )
+
+
 _DELETED_WITH_CONVERSATION = {
     schema.turn_leases.name: turn_leases.delete_outcomes,
     schema.turn_events.name: turn_events.delete_conversation_events,
-    schema.background_responses.name: background_responses.delete_requests,
+    schema.background_responses.name: _delete_background_requests,
     # What is left of the conversations is counted again. Totals and pairs have the names of contributions alone.
     usage_contributions.name: reset_usage,
     schema.request_bodies.name: delete_bodies,

@@ -79,7 +79,6 @@ from quire.store.backtests import Backtests
 from quire.store.purge import count_value_rows, erase_value, purge_entries, purge_tenant
 from quire.store.reimport import Reimport
 from quire.store.turn_records import append_items, open_conversation, record_reply
-from quire.turns.background_responses import BackgroundRequests
 from quire.turns.events import TurnEvents
 from quire.turns.leases import TurnLeases
 from quire.usage.contribution import NANOS_PER_DOLLAR
@@ -145,7 +144,6 @@ class SqlStore(StorePart):
         self.audit = AuditTrail(base)
         self.leases = TurnLeases(base)
         self.turn_events = TurnEvents(base)
-        self.background = BackgroundRequests(base)
         self.backtests = Backtests(base)
         self.all_tenants = AllTenants(base)
         self.offloading = Offloading(base, objects)

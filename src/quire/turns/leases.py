@@ -73,23 +73,7 @@ def acquire_lease(
     owner: str,
     idempotency_key: IdempotencyKey | None = None,
 ) -> LeaseGrant | LeaseState:
-    """Acquires the lease of a branch. Returns the state of the lease if a turn is running there."""
-    claimed = claim_lease(connection, tenant, conversation, branch, owner=owner, idempotency_key=idempotency_key)
-    if isinstance(claimed, LeaseState):
-        return claimed
-    return LeaseGrant(claimed, get_branch(connection, tenant, conversation, branch).head_seq)
-
-
-def claim_lease(
-    connection: Connection,
-    tenant: str,
-    conversation: str,
-    branch: int,
-    *,
-    owner: str,
-    idempotency_key: IdempotencyKey | None = None,
-) -> TurnLease | LeaseState:
-    """Acquires the lease of a branch, or of other work with a name and a number, like `acquire_lease`.
+    """Acquires the lease of a branch. Returns the state of the lease if a turn is running there.
 
     `owner` names the process, for the operator.
     """
@@ -101,7 +85,7 @@ def claim_lease(
             text(_ACQUIRE.format(now=_NOW[connection.dialect.name])), row | _to_params(tenant, lease)
         )
         if acquired.first() is not None:
-            return lease
+            return LeaseGrant(lease, get_branch(connection, tenant, conversation, branch).head_seq)
         if (state := get_lease(connection, tenant, conversation, branch)) is not None:
             return state
     raise TurnLeaseLost(f"Other processes start turns on branch {branch} of {conversation!r}; send the question again.")
@@ -253,7 +237,6 @@ class TurnLeases(StorePart):
     """Turn leases."""
 
     acquire = write(acquire_lease)
-    claim = write(claim_lease)
     renew = write(renew_leases)
     list = read_inline(list_leases)
     list_running = read_inline(list_running)

@@ -28,7 +28,7 @@ from quire.proxy.recognition import (
     find_session,
     match_request,
 )
-from quire.proxy.reply_recorder import MISSING_FROM_LOG, ResponseClaim
+from quire.proxy.reply_recorder import MISSING_FROM_LOG
 from quire.proxy.response_items import resolve_items, restore_envelope
 from quire.server.caller import Caller
 from quire.server.dependencies import engine_for_caller
@@ -73,8 +73,6 @@ class Exchange:
     query: str = ""
     path_fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of the request that the path has in place of the body, such as the model."""
-    claim: ResponseClaim | None = None
-    """Of a background response."""
 
     async def respond(self, writer: ResponseWriter, *, path: str | None = None) -> None:
         """Answers the request, by another path of the upstream if one is given. Errors become responses."""
@@ -106,7 +104,6 @@ class Exchange:
             prepared,
             update_head=partial(self.head_cache.update, self.head_scope),
             on_store_failure=self.server_state.settings.on_store_failure,
-            claim=self.claim,
         )
         return await Relay(writer, call, recorder, refit=self._refit, telemetry=self.telemetry).run()
 
@@ -179,7 +176,7 @@ class Exchange:
             request = await run_shielded(prepared.recorder.reserve_spend(prepared.request, choices=choices))
             return replace(prepared, request=request)
         except UnreadableBody as error:
-            if self._has_spend_cap or is_translated or needs_log:
+            if self.has_spend_cap or is_translated or needs_log:
                 raise InvalidRequest(
                     "Quire cannot parse this request, so that it can neither be translated, nor counted under a spend "
                     f"cap (`max_spend`), nor continue a recorded reply; correct it. {error}"
@@ -187,7 +184,7 @@ class Exchange:
             _log.info("Request passed through unrecorded, body cannot be parsed: %s", error)
         except StoreError as error:
             may_pass = self.server_state.settings.on_store_failure == "pass_through"
-            if is_translated or self._has_spend_cap or needs_log or not may_pass:
+            if is_translated or self.has_spend_cap or needs_log or not may_pass:
                 raise
             _log.warning("Request passed through unrecorded, store failure: %s", error)
         return None
@@ -223,7 +220,7 @@ class Exchange:
         return body
 
     @property
-    def _has_spend_cap(self) -> bool:
+    def has_spend_cap(self) -> bool:
         caller = self.caller
         return spend_caps_for(self.server_state.settings, tenant=caller.tenant, key=caller.spending_key).exist
 

@@ -26,7 +26,7 @@ from quire.model import Usage
 from quire.model.base import JsonObject
 from quire.proxy.prepare import PreparedRequest
 from quire.proxy.recognition import HistoryMatch
-from quire.proxy.reply_recorder import RecordedReply, ResponseClaim, record_reply
+from quire.proxy.reply_recorder import RecordedReply, record_reply
 from quire.proxy.translation import ReplyTranslator
 from quire.server.gateway.response import ResponseWriter
 from quire.server.gateway.upstream import UpstreamCall, encode_conversation_header, filter_response_headers
@@ -70,14 +70,13 @@ class TurnRecorder:
         *,
         update_head: UpdateHead,
         on_store_failure: Literal["refuse", "pass_through"],
-        claim: ResponseClaim | None = None,
     ) -> None:
         self.prepared = prepared
         """Replaced if the request is refitted."""
         self.recorded_reply: RecordedReply | None = None
         self.is_billed = False
         """Whether the upstream may charge for a call without a recorded reply."""
-        self._update_head, self._on_store_failure, self._claim = update_head, on_store_failure, claim
+        self._update_head, self._on_store_failure = update_head, on_store_failure
 
     async def record(
         self,
@@ -105,7 +104,6 @@ class TurnRecorder:
                     incomplete=incomplete,
                     response_id=response_id,
                     response_fields=response_fields,
-                    claim=self._claim,
                 )
             )
         except StoreError as error:

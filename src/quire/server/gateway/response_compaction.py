@@ -1,4 +1,6 @@
-"""Compaction on a client's demand, with an upstream of another format: the engine compacts the recorded conversation.
+"""Requests for responses that are no turns: compaction on a client's demand, warm-ups, and background responses.
+
+With an upstream of another format, the engine compacts the recorded conversation.
 
 The client's new history has the user's own messages, and an item that represents the summary and all messages that
 it does not cover.
@@ -27,6 +29,7 @@ from quire.proxy.response_items import (
 from quire.server.gateway.exchange import Exchange
 from quire.server.gateway.response import ResponseWriter
 from quire.server.gateway.unrecorded_calls import check_body
+from quire.server.gateway.upstream import find_response_store
 from quire.settings.schema import Upstream
 from quire.wire import WireMessage
 from quire.wire.codec import ClientRequest, RequestLimitExceeded, UnreadableBody, get_model_name, parse_body
@@ -39,6 +42,7 @@ COMPACT_PATH = "responses/compact"
 COMPACTION_TRIGGER = "compaction_trigger"
 """Type of the last item of a request for a compaction item."""
 WARM_UP_FIELD = b'"generate"'
+BACKGROUND_FIELD = b'"background"'
 
 
 class _CompactedHistory(NamedTuple):
@@ -73,12 +77,15 @@ async def respond_with_compaction(exchange: Exchange, writer: ResponseWriter) ->
 async def respond_or_compact(exchange: Exchange, writer: ResponseWriter) -> None:
     """Answers a request for a response. One that ends with a trigger gets a compaction item instead of a reply.
 
-    One with `generate: false` is Codex's warm-up of a WebSocket, which has no reply and is not recorded.
+    One with `background: true` is passed on. One with
+    `generate: false` is Codex's warm-up of a WebSocket, which has no reply and is not recorded.
     """
-    if COMPACTION_TRIGGER.encode() not in exchange.raw_body and WARM_UP_FIELD not in exchange.raw_body:
+    if not any(mark in exchange.raw_body for mark in (COMPACTION_TRIGGER.encode(), WARM_UP_FIELD, BACKGROUND_FIELD)):
         return await exchange.respond(writer)
     try:
         body = await run_sized(len(exchange.raw_body), parse_body, exchange.raw_body)
+        if body.get("background") is True:
+            return await _forward_background(exchange, writer, body)
         *items, last = filter_objects(body.get("input")) or [{}]
         upstream = await find_upstream(exchange, body)
         if body.get("generate") is False:
@@ -119,6 +126,29 @@ def _encode_response(body: dict[str, Any], history: _CompactedHistory | None, *,
         for number, (type_, fields) in enumerate(events)
     )
     return b"".join(encoded), "text/event-stream; charset=utf-8"
+
+
+async def _forward_background(exchange: Exchange, writer: ResponseWriter, body: dict[str, Any]) -> None:
+    """Passes a request that the provider answers later. One with a stream is recorded, others are not.
+
+    Raises `InvalidRequest` unless the provider stores the response for the caller alone, who reads it there.
+    """
+    upstream, remedy = await find_upstream(exchange, body), "send the request without `background`"
+    if choose_target(exchange.codec, upstream.speaks) is not exchange.codec:
+        raise InvalidRequest(f"The upstream of {get_model_name(body)!r} has no background responses; {remedy}.")
+    store = find_response_store(exchange.server_state.settings, exchange.caller)
+    if store is None or store.base_url != upstream.base_url:
+        raise InvalidRequest(
+            "A background response is stored by the provider, so it needs an account of your own, at the only upstream "
+            f"that speaks responses; {remedy}."
+        )
+    if exchange.has_spend_cap:
+        raise InvalidRequest(f"A spend cap (`max_spend`) cannot count a background response; {remedy}.")
+    if body.get("stream") is True:
+        return await exchange.respond(writer)
+    call = exchange.build_call(upstream)
+    resolved = await exchange.resolve_references(ClientBody(raw=exchange.raw_body, fields=body), upstream)
+    return await exchange.forward_unrecorded(writer, call, resolved, upstream, is_free=True)
 
 
 async def _forward_compaction(

@@ -4,17 +4,15 @@ All answer from the log, also if the upstream stores responses. Reads need the s
 other keys of the tenant have written.
 """
 
-from contextlib import suppress
 from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
 from quire.concurrency.worker_threads import run_sized
 from quire.engine import Conversation
-from quire.errors import ConversationNotFound, EntryNotFound, InvalidRequest, NotFound, ResponseNotFound
+from quire.errors import ConversationNotFound, EntryNotFound, InvalidRequest, ResponseNotFound
 from quire.log import Branch, ConversationRecord, RecordedRequest
 from quire.model import Entry, Message
 from quire.model.ids import new_id
@@ -32,11 +30,11 @@ from quire.proxy.response_items import (
 )
 from quire.server.caller import Caller
 from quire.server.dependencies import ChatCaller, PurgeCaller, ReadCaller, StateDep, engine_for_caller
-from quire.server.gateway.background import EVENT_STREAM
-from quire.server.gateway.routes import get_gateway_state
+from quire.server.gateway.routes import pass_on
+from quire.server.gateway.upstream import find_response_store
 from quire.server.problems import problem_response
 from quire.server.sized_responses import respond_sized
-from quire.server.state import ServerState
+from quire.server.state import ServerState, get_server_state
 from quire.server.websocket import TENANT_HEADER
 from quire.store import SqlStore
 from quire.wire import WireMessage
@@ -79,26 +77,19 @@ async def get_response(
     server_state: StateDep,
     caller: ReadCaller,
     stream: Annotated[bool, Query(description="Streams the events of a background response.")] = False,
-    starting_after: Annotated[
-        int, Query(ge=-1, le=2**31 - 1, description="Number of the last event that the client has, for a stream.")
-    ] = -1,
 ) -> dict[str, Any] | Response:
-    """The response as the client got it. One that was created with `store: false` is not found."""
-    store, background = _get_store(server_state, caller), get_gateway_state(request.app).background
-    status = await background.find(store, response_id)
+    """The response as the client got it. One that was created with `store: false` is not found.
+
+    One that the log lacks, such as a background response, is read from the provider, if only the caller's own account
+    there can have it. So are events.
+    """
+    store = _get_store(server_state, caller)
     if stream:
-        conversation = (
-            status.request.conversation
-            if status is not None
-            else (await _find_response(store, response_id)).conversation
-        )
-        if status is None and not await store.turn_events.list(conversation, response_id, first=0):
-            raise InvalidRequest("The events of this response are not stored (any more); read it without `stream`.")
-        events = background.stream(store, conversation, response_id, starting_after=starting_after)
-        return StreamingResponse(events, media_type=EVENT_STREAM)
-    if status is not None:
-        return status.build_object()
-    recorded = await _find_response(store, response_id)
+        return await _pass_to_provider(request, caller, response_id)
+    try:
+        recorded = await _find_response(store, response_id)
+    except ResponseNotFound:
+        return await _pass_to_provider(request, caller, response_id)
     entry = await store.get_entry(recorded.conversation, recorded.seq, branch=recorded.branch)
     record = await load_request_record(store, recorded)
 
@@ -115,32 +106,29 @@ async def get_response(
     return await respond_sized(len(entry.raw), build)
 
 
-@router.delete("/responses/{response_id}", summary="Delete a response")
+@router.delete("/responses/{response_id}", summary="Delete a response", response_model=None)
 async def delete_response(
     request: Request, response_id: ResponseId, server_state: StateDep, caller: ChatCaller
-) -> dict[str, Any]:
+) -> dict[str, Any] | Response:
     """The response can neither be read nor continued any more. The log still has the turn. A purge removes it."""
     store = _get_store(server_state, caller)
-    if await get_gateway_state(request.app).background.cancel(store, response_id) is not None:
-        await store.background.delete(response_id)
-        with suppress(NotFound):
-            await store.forget_response(response_id)
-    else:
+    try:
         await _find_response(store, response_id)
-        await store.forget_response(response_id)
+    except ResponseNotFound:
+        return await _pass_to_provider(request, caller, response_id)
+    await store.forget_response(response_id)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
-@router.post("/responses/{response_id}/cancel", summary="Cancel a response")
+@router.post("/responses/{response_id}/cancel", summary="Cancel a response", response_model=None)
 async def cancel_response(
     request: Request, response_id: ResponseId, server_state: StateDep, caller: ChatCaller
-) -> dict[str, Any]:
-    """Cancels a response with `background: true` that has not ended. What has arrived of its reply is recorded."""
-    store = _get_store(server_state, caller)
-    cancelled = await get_gateway_state(request.app).background.cancel(store, response_id)
-    if cancelled is not None:
-        return cancelled
-    await _find_response(store, response_id)
+) -> Response:
+    """Cancels a response with `background: true`, at the provider."""
+    try:
+        await _find_response(_get_store(server_state, caller), response_id)
+    except ResponseNotFound:
+        return await _pass_to_provider(request, caller, response_id)
     raise InvalidRequest("Only a response with `background: true` that has not ended can be cancelled.")
 
 
@@ -168,6 +156,14 @@ async def list_input_items(
         after=after,
     )
     return await _respond(await build_item_page(items, after=after, limit=limit))
+
+
+async def _pass_to_provider(request: Request, caller: Caller, response_id: str) -> Response:
+    """Raises `ResponseNotFound` unless the provider stores responses in an account of the caller's own."""
+    upstream = find_response_store(get_server_state(request).settings, caller)
+    if upstream is None:
+        raise ResponseNotFound(response_id)
+    return await pass_on(request, caller, request.url.path.removeprefix("/v1/"), is_stored=True, upstream=upstream)
 
 
 async def _respond(page: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, FastAPI, Header, HTTPException, Request
 from pydantic_core import to_json
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
@@ -19,14 +18,12 @@ from quire.proxy.edited_requests import apply_edits
 from quire.proxy.engine_variants import EngineVariants, RecognizedRequest
 from quire.proxy.known_messages import ClientBody, KnownMessageCache
 from quire.proxy.recognition import HeadCache, HistoryMatch, RequestedConversation, find_continued
-from quire.proxy.reply_recorder import ResponseClaim
 from quire.server.caller import Caller
 from quire.server.dependencies import ChatCaller, engine_for_caller
-from quire.server.gateway.background import BackgroundResponses, StoredRequest, respond_or_submit
 from quire.server.gateway.exchange import Exchange
 from quire.server.gateway.model_list import build_google_model, build_model_list, collect_models, is_google_client
 from quire.server.gateway.response import CancellableResponse, ResponseWriter, to_http_response
-from quire.server.gateway.response_compaction import respond_with_compaction
+from quire.server.gateway.response_compaction import respond_or_compact, respond_with_compaction
 from quire.server.gateway.unrecorded_calls import check_body, forward_unrecorded
 from quire.server.gateway.upstream import (
     MAX_CONVERSATION_HEADER_CHARS,
@@ -171,8 +168,7 @@ async def create_response(
     request: Request, caller: ChatCaller, conversation: ConversationHeader = None, branch: BranchHeader = None
 ) -> Response:
     """OpenAI's Responses. Passed through to an upstream that speaks them, else translated. All are recorded."""
-    respond = partial(respond_or_submit, get_gateway_state(request.app).background)
-    return await run_exchange(request, caller, RESPONSES, conversation, branch, respond=respond)
+    return await run_exchange(request, caller, RESPONSES, conversation, branch, respond=respond_or_compact)
 
 
 @router.post("/responses/input_tokens", response_class=Response, summary="Count the tokens of a response request")
@@ -246,12 +242,11 @@ async def get_model(request: Request, caller: ChatCaller, model: str) -> dict[st
 
 
 class GatewayState(NamedTuple):
-    """Caches and background responses of the gateway, shared by all requests."""
+    """Caches of the gateway, shared by all requests."""
 
     variants: EngineVariants
     head_cache: HeadCache
     known_messages: KnownMessageCache
-    background: BackgroundResponses
 
 
 def get_gateway_state(app: FastAPI) -> GatewayState:
@@ -259,28 +254,7 @@ def get_gateway_state(app: FastAPI) -> GatewayState:
     if hasattr(app.state, "gateway"):
         return app.state.gateway
     server_state: ServerState = app.state.server_state
-
-    def open_exchange(stored: StoredRequest, claim: ResponseClaim) -> Exchange:
-        return Exchange(
-            server_state=server_state,
-            variants=gateway.variants,
-            head_cache=gateway.head_cache,
-            known_messages=gateway.known_messages,
-            caller=stored.caller,
-            requested=RequestedConversation(stored.conversation, stored.branch),
-            headers=Headers(stored.headers),
-            raw_body=encode_body(stored.body),
-            telemetry=app.state.telemetry,
-            codec=RESPONSES,
-            claim=claim,
-        )
-
-    gateway = app.state.gateway = GatewayState(
-        EngineVariants(server_state.engines),
-        HeadCache(),
-        KnownMessageCache(),
-        BackgroundResponses(server_state.store, open_exchange),
-    )
+    gateway = app.state.gateway = GatewayState(EngineVariants(server_state.engines), HeadCache(), KnownMessageCache())
     server_state.store.on_connection_loss(gateway.head_cache.clear)
     return gateway
 
@@ -321,6 +295,17 @@ async def pass_other_path(request: Request, caller: ChatCaller, path: str) -> Re
             raise HTTPException(404, f"/v1/{path} is not served; `pass_other_paths` passes some paths to the upstream.")
         passed = ", ".join(sorted(STATELESS_PATHS))
         raise HTTPException(404, f"{request.method} /v1/{path} is not passed to the upstream, only POST to: {passed}.")
+    return await pass_on(request, caller, path, is_stored=is_stored)
+
+
+async def pass_on(
+    request: Request, caller: Caller, path: str, *, is_stored: bool, upstream: Upstream | None = None
+) -> Response:
+    """Passes a request on to this upstream, else to the one of its model, or to the one for all models.
+
+    What the provider stores for an account is only for an account of the caller's own, or for the scope `admin`.
+    """
+    server_state = get_server_state(request)
     content_type = request.headers.get("content-type", "application/json")
     try:
         raw = await request.body()
@@ -328,7 +313,7 @@ async def pass_other_path(request: Request, caller: ChatCaller, path: str) -> Re
         is_json = content_type.startswith("application/json") and not is_stored
         fields = await run_sized(len(raw), parse_body, raw) if is_json else {}
         model = get_model_name(fields)
-        upstream = server_state.upstream_for(model)
+        upstream = upstream or server_state.upstream_for(model)
         if upstream is None:
             raise AccessDenied("No upstream serves this path; set `base_url`.")
         is_own_account = caller.key_id is None or upstream.credentials == "client"

@@ -16,6 +16,7 @@ from quire.server.auth import KEY_HEADERS, OWN_KEY_HEADER
 from quire.server.caller import Caller
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient, UpstreamResponse
+from quire.settings import Settings
 from quire.settings.schema import Upstream
 from quire.wire.codec import Codec
 
@@ -68,6 +69,14 @@ MAX_CONVERSATION_ID_CHARS = 200
 MAX_CONVERSATION_HEADER_CHARS = 12 * MAX_CONVERSATION_ID_CHARS
 """Maximum characters of a header with a conversation ID: a character has up to four bytes, each written as `%XX`."""
 _UNQUOTED_CHARS = "".join(char for char in map(chr, range(33, 127)) if char != "%")
+
+
+def find_response_store(settings: Settings, caller: Caller) -> Upstream | None:
+    """The upstream that stores responses in an account of the caller's own, if it is the only one."""
+    is_local = caller.key_id is None
+    upstreams = [each for each in settings.upstreams.values() if "responses" in each.speaks]
+    own = [each for each in upstreams if is_local or each.credentials == "client"]
+    return own[0] if own and len({each.base_url for each in own}) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
