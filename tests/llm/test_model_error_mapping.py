@@ -4,23 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic_ai import exceptions as pai_errors
 
 from quire import errors
 from quire.errors import (
     ModelContextOverflow,
     ModelError,
     ModelRateLimited,
-    ModelRefused,
-    ModelRequestRejected,
-    ModelTimeout,
-    ModelUnavailable,
 )
-from quire.llm.error_mapping import classify_error, classify_exception
+from quire.llm.error_mapping import classify_error
 
 BODIES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "error_bodies.json").read_text())
 
@@ -78,44 +72,3 @@ def test_the_headers_wait_comes_before_the_bodys():
 )
 def test_any_body_is_sorted(status: int | None, body: Any):
     assert isinstance(classify_error(status, body), ModelError)
-
-
-@pytest.mark.parametrize(
-    ("exc", "expected"),
-    [
-        (
-            pai_errors.ModelHTTPError(400, "m", {"message": "prompt is too long: 9 tokens > 8 maximum"}),
-            ModelContextOverflow,
-        ),
-        (pai_errors.ModelHTTPError(429, "m", None, headers={"Retry-After": "3"}), ModelRateLimited),
-        (pai_errors.ModelAPIError("m", "Overloaded", body={"type": "overloaded_error"}), ModelUnavailable),
-        (pai_errors.ModelConnectionError("m", "Connection error."), ModelUnavailable),
-        (pai_errors.ModelRequestTimeout("m", 3.0), ModelUnavailable),
-        (pai_errors.ContentFilterError("filtered"), ModelRefused),
-        (pai_errors.UnexpectedModelBehavior("no JSON"), ModelUnavailable),
-        (pai_errors.UserError("Set the `OPENAI_API_KEY` environment variable"), ModelRequestRejected),
-        (httpx2.ReadTimeout("slow"), ModelTimeout),
-        (TimeoutError(), ModelTimeout),
-        (ConnectionResetError("reset"), ModelUnavailable),
-        (ValueError("a mistake of ours"), None),
-    ],
-)  # fmt: skip
-def test_foreign_errors_are_mapped(exc: Exception, expected: type[ModelError] | None):
-    error = classify_exception(exc, model="m")
-    assert type(error) is (expected or type(None))
-    if isinstance(error, ModelRateLimited):
-        assert error.retry_after == 3.0
-
-
-def test_a_status_error_of_the_http_client_is_sorted_by_its_body():
-    response = httpx2.Response(400, json={"error": "the input length exceeds the context length"})
-    exc = httpx2.HTTPStatusError("bad", request=httpx2.Request("POST", "http://127.0.0.1"), response=response)
-    assert type(classify_exception(exc)) is ModelContextOverflow
-
-
-def test_the_root_cause_is_named():
-    exc = pai_errors.ModelConnectionError("m", "Connection error.")
-    assert str(classify_exception(exc, model="m")) == "Cannot reach m: Connection error; retry later."
-    exc.__cause__ = httpx2.ReadError("")
-    exc.__cause__.__cause__ = ConnectionResetError(104, "Connection reset by peer")
-    assert "connection to m was lost: Connection reset by peer" in str(classify_exception(exc, model="m"))

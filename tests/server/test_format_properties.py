@@ -414,7 +414,7 @@ def test_any_reply_in_any_format(client: WireFormatName, target: WireFormatName,
     }
     request = codec.parse_request(b"{}", body)
     recognized: Any = Mock(client_request=request, tokens=1, ratio=1.0)
-    decoder = CODECS[target].make_decoder(request, is_translated=True)
+    decoder = CODECS[target].make_decoder(is_translated=True)
     translator = ReplyTranslator(recognized, request_id="r1")
     stream = translator.start()
     for event in ENCODERS[target].encode_events(reply, ReplyContext(MODEL, 1, 10)):

@@ -124,9 +124,8 @@ def encode_stream(format: WireFormatName, reply: ScriptedReply) -> bytes:
 def test_a_decoder_that_is_cut_anywhere(format: WireFormatName):
     """Only whole events pass, the end is held back, and what has arrived is a prefix of the reply."""
     stream = encode_stream(format, REPLY)
-    request: Any = type("Request", (), {"choice_count": 1})
     for size in range(0, len(stream) + 1, DECODER_STRIDE_BYTES):
-        decoder = CODECS[format].make_decoder(request, is_translated=False)
+        decoder = CODECS[format].make_decoder(is_translated=False)
         passed = decoder.feed(stream[:size])
         assert stream.startswith(passed)
         assert passed == b"" or passed.endswith((b"\n\n", b"\r\n\r\n"))
@@ -143,8 +142,7 @@ def test_a_decoder_that_is_cut_anywhere(format: WireFormatName):
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_decoder_of_single_bytes(format: WireFormatName):
     stream = encode_stream(format, REPLY)
-    request: Any = type("Request", (), {"choice_count": 1})
-    decoder = CODECS[format].make_decoder(request, is_translated=False)
+    decoder = CODECS[format].make_decoder(is_translated=False)
     passed = b"".join(decoder.feed(stream[index : index + 1]) for index in range(len(stream)))
     assert passed + decoder.remainder == stream
     assert decoder.build_replies()[0].message.text == "Two words."

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.model.policy import MAX_MODEL_NAME_CHARS
-from quire.settings.schema import ModelEntry
+from quire.settings.schema import ModelEntry, Upstream
 from quire.view.model_specs import ModelSpec, model_spec_for
 from quire.view.model_table import SpecLayer, find_layers, find_sources, merge_layers
 
@@ -19,7 +19,8 @@ def make_entries(**windows: int) -> dict[str, ModelEntry]:
 
 def find(entries: dict[str, dict[str, Any]], model: str, *, served_model: str | None = None) -> ModelSpec:
     parsed = {name: ModelEntry.model_validate(entry) for name, entry in entries.items()}
-    return merge_layers(find_layers(parsed, model, served_model=served_model))
+    upstream = Upstream(base_url="", model=served_model) if served_model is not None else None
+    return merge_layers(find_layers(parsed, model, upstream=upstream))
 
 
 WINDOWS = {"*": 1, "claude-*": 2, "claude-sonnet-*": 3, "claude-sonnet-4-5": 4, "anthropic:claude-sonnet-4-5": 5}

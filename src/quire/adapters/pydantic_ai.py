@@ -17,9 +17,9 @@ from pydantic_ai.tools import ToolDefinition as PydanticAITool
 from pydantic_ai.toolsets import AgentToolset, FunctionToolset
 from pydantic_core import to_json
 
+from quire.adapters.pydantic_ai_messages import to_pydantic_ai, to_reply
 from quire.context.builtin_tool_schemas import HISTORY_TOOLS
 from quire.engine import Engine, open_engine
-from quire.llm.pydantic_ai_messages import to_pydantic_ai, to_reply
 from quire.model import FilePart, ImagePart, Message, TextPart, ToolCallPart, ToolDefinition, ToolResultPart
 from quire.model.json_values import dump_json
 from quire.model.messages import ToolResultContent

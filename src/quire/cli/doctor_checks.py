@@ -25,7 +25,6 @@ from quire.cli.config import mask_password
 from quire.cli.engine_setup import resolve_database_url
 from quire.cli.hook import find_hook_commands, get_settings_path
 from quire.cli.hook_client import AGENTS
-from quire.cli.init import PROVIDER_KEYS
 from quire.cli.output import pluralize
 from quire.cli.platforms import split_command
 from quire.errors import QuireError
@@ -35,10 +34,10 @@ from quire.settings import Settings
 from quire.wire.base import UNSPOKEN
 
 if TYPE_CHECKING:
-    pass
+    from quire.wire.codec import Codec
 
 EXTRA_MODULES = {
-    "llm": "pydantic_ai",
+    "llm": "httpx2",
     "models": "genai_prices",
     "postgres": "psycopg",
     "vault": "yaml",
@@ -66,7 +65,6 @@ MAX_SUGGESTED_MODELS = 3
 MAX_COUNT_DIFFERENCE = 8
 """Tokens by which our count of a short request may differ from the provider's."""
 TEST_QUESTION = "Reply with the word OK."
-_PROVIDER_URLS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com/v1"}
 _CHOOSE_MODEL = "run `quire init` to choose another model"
 
 
@@ -283,7 +281,7 @@ class Endpoint(NamedTuple):
     """None for a provider whose address is not known here."""
     key_variable: str | None
     model: str
-    is_anthropic: bool = False
+    wire_format: WireFormatName = "chat"
 
 
 class ModelList(NamedTuple):
@@ -304,11 +302,10 @@ def check_model(setup: DoctorSetup) -> list[FindingSchema]:
         return [report_note("model", detail), *_check_window(setup, None)]
     host = urlsplit(endpoint.base_url).netloc
     key = setup.environ.get(endpoint.key_variable) if endpoint.key_variable is not None else None
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    if endpoint.is_anthropic:
-        headers = {"anthropic-version": "2023-06-01", **({"x-api-key": key} if key else {})}
+    from quire.wire.codecs import CODECS
+
     try:
-        models = fetch_model_list(endpoint.base_url, headers)
+        models = fetch_model_list(endpoint.base_url, key, CODECS[endpoint.wire_format])
     except (OSError, ValueError) as error:
         cause = getattr(error, "reason", error)
         detail = f"{host} does not answer: {cause}."
@@ -337,8 +334,8 @@ def _judge_list(setup: DoctorSetup, endpoint: Endpoint, models: ModelList) -> li
 
 def find_endpoint(setup: DoctorSetup) -> Endpoint | FindingSchema:
     """The endpoint of the model in the settings, or the reason why it cannot be called."""
-    from quire.llm import to_google_chat_url
     from quire.settings.schema import upstream_for
+    from quire.wire.codecs import choose_only_format
 
     model, environ = setup.settings.model, setup.environ
     upstream = upstream_for(setup.settings, model)
@@ -353,33 +350,29 @@ def find_endpoint(setup: DoctorSetup) -> Endpoint | FindingSchema:
     if upstream.api_key_env is not None and not environ.get(upstream.api_key_env):
         detail = f"The key of {model} is missing: {upstream.api_key_env} is not set."
         return report_problem("model", detail, f"Set {upstream.api_key_env}, or {_CHOOSE_MODEL}.")
-    is_anthropic = set(upstream.speaks) == {"messages"}
-    base_url = f"{upstream.base_url.rstrip('/').removesuffix('/v1')}/v1" if is_anthropic else upstream.base_url
-    if set(upstream.speaks) == {"gemini"}:
-        base_url = to_google_chat_url(base_url)
-    return Endpoint(base_url, upstream.api_key_env, upstream.model or model, is_anthropic)
+    wire_format = choose_only_format(upstream.speaks).name
+    return Endpoint(upstream.base_url, upstream.api_key_env, upstream.model or model, wire_format)
 
 
 def _find_provider(model: str, environ: Mapping[str, str]) -> Endpoint | FindingSchema:
     """A provider that is known by name needs a key in the environment."""
-    from quire.view.model_specs import is_local_model
+    from quire.llm.providers import PROVIDERS
     from quire.wire import infer_wire_format
 
-    if is_local_model(model):
-        return Endpoint(None, None, model)
-    provider = model.partition(":")[0].partition("-")[0]
+    wire_format = infer_wire_format(model)
+    name = model.partition(":")[0].partition("-")[0]
     if ":" not in model:
-        provider = "anthropic" if infer_wire_format(model) == "messages" else "openai"
-    variables = [key.variable for key in PROVIDER_KEYS if key.model.partition(":")[0] == provider]
-    variable = next((each for each in variables if environ.get(each, "").strip()), None)
-    if variables and variable is None:
-        detail = f"No key for the model {model}: {' or '.join(variables)} is not set."
+        name = "anthropic" if wire_format == "messages" else "openai"
+    provider = PROVIDERS.get(name)
+    if provider is None:
+        return Endpoint(None, None, model)
+    variable = next((each for each in provider.key_variables if environ.get(each, "").strip()), None)
+    if provider.key_variables and variable is None:
+        detail = f"No key for the model {model}: {' or '.join(provider.key_variables)} is not set."
         remedy = f"Set it, start a local server and run `quire init --force`, or {_CHOOSE_MODEL}."
         return report_problem("model", detail, remedy)
-    base_url = environ.get(f"{provider.upper()}_BASE_URL") or _PROVIDER_URLS.get(provider)
-    if provider == "anthropic" and base_url is not None:
-        base_url = f"{base_url.rstrip('/').removesuffix('/v1')}/v1"
-    return Endpoint(base_url, variable, model, provider == "anthropic")
+    base_url = environ.get(f"{name.upper()}_BASE_URL") or provider.base_url
+    return Endpoint(base_url, variable, model, wire_format)
 
 
 def _check_window(setup: DoctorSetup, reported: int | None) -> list[FindingSchema]:
@@ -448,14 +441,13 @@ def check_vault(setup: DoctorSetup) -> list[FindingSchema]:
     return [report_ok("vault", f"{folder} can be read")]
 
 
-def fetch_model_list(base_url: str, headers: Mapping[str, str]) -> ModelList:
+def fetch_model_list(base_url: str, key: str | None, codec: "Codec") -> ModelList:
     """Raises `OSError` if the server does not answer, and `ValueError` for a URL that cannot be fetched."""
     if urlsplit(base_url).scheme not in ("http", "https"):
         raise ValueError(f"{base_url!r} is no HTTP address")
-    status, document = _fetch(f"{base_url.rstrip('/')}/models", headers)
-    data = _get_object(document).get("data")
-    listed = map(_get_object, cast("list[object]", data) if isinstance(data, list) else [])
-    windows = {each["id"]: _find_window(each) for each in listed if isinstance(each.get("id"), str)}
+    headers = {**codec.translated_headers, **(codec.build_credentials(key) if key else {})}
+    status, document = _fetch(codec.build_url(base_url, "models"), headers)
+    windows = {str(each["id"]): _find_window(each) for each in codec.parse_models(_get_object(document))}
     if len(windows) == 1 and None in windows.values():
         # llama.cpp serves one model, and reports the window that it was started with elsewhere.
         _, properties = _fetch(f"{base_url.rstrip('/').removesuffix('/v1')}/props", headers)

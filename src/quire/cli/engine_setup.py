@@ -104,9 +104,9 @@ async def open_engine_from_settings(
 
 def build_model(settings: "Settings") -> "Model":
     """Builds the model that answers. A missing API key is reported by its provider."""
-    from quire.llm import get_model
+    from quire.llm import get_upstream_model
 
-    return get_model(settings.model, base_url=settings.base_url)
+    return get_upstream_model(settings.model, settings, os.environ)
 
 
 def build_summarizer(settings: "Settings", environ: Mapping[str, str] = os.environ) -> "Model | ModelBuilder | None":

@@ -16,6 +16,7 @@ from quire.cli.local_models import DEFAULT_SERVER_ADDRESSES, LocalModelServer, S
 from quire.cli.output import Result, Verbatim
 from quire.cli.workspace_trust import read_project_file, remember
 from quire.errors import InvalidConfiguration, InvalidRequest
+from quire.llm.providers import PROVIDERS
 from quire.schemas.setup import InitSchema, ModelAlternativeSchema
 from quire.settings.toml_template import render_settings_template
 
@@ -28,23 +29,10 @@ class ProviderKey(NamedTuple):
     model: str
 
 
-PROVIDER_KEYS = (
-    ProviderKey("OPENAI_API_KEY", "OpenAI", "openai:gpt-4o"),
-    ProviderKey("ANTHROPIC_API_KEY", "Anthropic", "anthropic:claude-sonnet-4-5"),
-    ProviderKey("GOOGLE_API_KEY", "Google", "google:gemini-2.5-flash"),
-    ProviderKey("GEMINI_API_KEY", "Google", "google:gemini-2.5-flash"),
-    ProviderKey("OPENROUTER_API_KEY", "OpenRouter", "openrouter:openai/gpt-4o"),
-    ProviderKey("MISTRAL_API_KEY", "Mistral", "mistral:mistral-large-latest"),
-    ProviderKey("GROQ_API_KEY", "Groq", "groq:llama-3.3-70b-versatile"),
-    ProviderKey("DEEPSEEK_API_KEY", "DeepSeek", "deepseek:deepseek-chat"),
-    ProviderKey("XAI_API_KEY", "xAI", "xai:grok-4"),
-    ProviderKey("CO_API_KEY", "Cohere", "cohere:command-r-plus-08-2024"),
-    ProviderKey("CEREBRAS_API_KEY", "Cerebras", "cerebras:gpt-oss-120b"),
-    ProviderKey("MOONSHOTAI_API_KEY", "Moonshot AI", "moonshotai:kimi-latest"),
-    ProviderKey("ZAI_API_KEY", "Z.AI", "zai:glm-4.5"),
-    ProviderKey("TOGETHER_API_KEY", "Together AI", "together:meta-llama/Llama-3.3-70B-Instruct-Turbo"),
-    ProviderKey("FIREWORKS_API_KEY", "Fireworks AI", "fireworks:accounts/fireworks/models/llama-v3p3-70b-instruct"),
-    ProviderKey("HF_TOKEN", "Hugging Face", "huggingface:meta-llama/Llama-3.3-70B-Instruct"),
+PROVIDER_KEYS = tuple(
+    ProviderKey(variable, provider.label, f"{name}:{provider.default_model}")
+    for name, provider in PROVIDERS.items()
+    for variable in provider.key_variables
 )
 """The first variable that is set wins."""
 

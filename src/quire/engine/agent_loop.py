@@ -68,9 +68,11 @@ async def stream_turn(
         engine.config.require_prices()
     async with AsyncExitStack() as stack:
         if model is None:
-            endpoint = engine.config.endpoint
-            # Loading a provider's client takes a second or two.
-            client = await asyncio.to_thread(engine.runtime.model_for, endpoint.model, endpoint.base_url or None)
+            endpoint, wire_format = engine.config.endpoint, engine.config.policy.wire_format
+            # In a thread, because the first one imports the HTTP client.
+            client = await asyncio.to_thread(
+                engine.runtime.model_for, endpoint.model, endpoint.base_url or None, wire_format
+            )
             # Entered for the whole turn, so that its steps share connections.
             model = await stack.enter_async_context(client)
         events = run_turn(

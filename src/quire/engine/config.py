@@ -193,7 +193,7 @@ class EngineConfig:
     def find_layers(self, model: str) -> list[SpecLayer]:
         """What the settings, the public table and the name say about a model, the most specific source first."""
         settings = self.settings
-        layers = find_layers(settings.models, model, served_model=self.endpoint_for(model).model)
+        layers = find_layers(settings.models, model, upstream=upstream_for(settings, model))
         if model != (self.described_model or settings.model):
             return layers
         own = to_price_spec(settings.input_price, settings.output_price)._replace(tokenizer=settings.tokenizer)
@@ -299,7 +299,7 @@ def _find_served_spec(settings: Settings, model: str) -> tuple[ModelSpec, str]:
     """What is known about a model, and its name at the upstream that serves it."""
     upstream = upstream_for(settings, model)
     served = (upstream.model if upstream is not None else None) or model
-    return merge_layers(find_layers(settings.models, model, served_model=served)), served
+    return merge_layers(find_layers(settings.models, model, upstream=upstream)), served
 
 
 def resolve_window(settings: Settings, spec: ModelSpec) -> int:

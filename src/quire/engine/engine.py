@@ -77,7 +77,7 @@ async def open_engine(
     source = summarizer
     if isinstance(source, str):
         # A named model is built at its first call.
-        build = partial(get_model, source, base_url=merged.base_url)
+        build = partial(get_model, source, base_url=merged.base_url, wire_format=merged.wire_format)
         source = None if source == EXTRACT_SUMMARIZER else DeferredModel(source, build)
     keys = TenantKeys.from_settings(merged.encryption, environ or {})
     async with SqlStore.open(

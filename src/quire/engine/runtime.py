@@ -29,11 +29,11 @@ from quire.view.budget import Calibration
 from quire.view.compaction_plan import CompactionPlan
 from quire.view.recalled_messages import RecallCandidate
 from quire.view.rendered import MessageCounter
-from quire.wire import wire_format_for
+from quire.wire import WireFormatName, wire_format_for
 from quire.wire.tokens import counter_for
 
 if TYPE_CHECKING:
-    from quire.llm import HTTPModel
+    from quire.llm.http_model import HTTPModel
     from quire.model.context_events import ContextEvent
     from quire.search.catalog import MessageCatalog
     from quire.search.index import RecallIndex
@@ -177,7 +177,7 @@ class EngineRuntime:
         """The last recorded body of each conversation."""
         self.document_summaries: LRUCache[str, str] = LRUCache(MAX_CACHED_SUMMARIES)
         self._message_counters: LRUCache[tuple[str, str, str | None], MessageCounter] = LRUCache(MAX_MESSAGE_COUNTERS)
-        self._models: LRUCache[tuple[str, str | None], HTTPModel] = LRUCache(MAX_MODELS)
+        self._models: LRUCache[tuple[str, str | None, WireFormatName], HTTPModel] = LRUCache(MAX_MODELS)
         self._selectors: dict[str | None, Selector] = {}
 
     def clear_log_caches(self) -> None:
@@ -223,12 +223,12 @@ class EngineRuntime:
             counter = self._message_counters[key] = MessageCounter(tokens, wire_format, load_blob=self.blobs.get)
         return counter
 
-    def model_for(self, name: str, base_url: str | None) -> "HTTPModel":
-        """The client of a model. Blocks while the provider's package is imported."""
-        key = (name, base_url)
+    def model_for(self, name: str, base_url: str | None, wire_format: WireFormatName) -> "HTTPModel":
+        """The client of a model. Blocks while the HTTP client is imported."""
+        key = (name, base_url, wire_format)
         model = self._models.get(key)
         if model is None:
-            model = self._models[key] = get_model(name, base_url=base_url)
+            model = self._models[key] = get_model(name, base_url=base_url, wire_format=wire_format)
         return model
 
     def selector_for(self, embedder: Embedder | None) -> Selector:

@@ -284,33 +284,6 @@ def _collect_details(body: object, details: _ErrorDetails, *, depth: int = 0) ->
             _collect_details(item, details, depth=depth + 1)
 
 
-def classify_exception(exc: BaseException, *, model: str | None = None) -> ModelError | None:
-    """Maps an exception of pydantic-ai or the HTTP client, or None for one that the provider did not cause."""
-    import httpx2
-    from pydantic_ai import exceptions as pai_errors
-
-    target = model or "the model"
-    match exc:
-        case pai_errors.ModelHTTPError():
-            return classify_error(exc.status_code, exc.body or exc.message, model=model, retry_after=exc.retry_after)
-        case pai_errors.ModelConnectionError() | pai_errors.ModelRequestTimeout():
-            return map_transport_error(exc, target=target) or ModelUnavailable(
-                f"Cannot reach {target}: {exc.message.rstrip('.')}; retry later."
-            )
-        case pai_errors.ModelAPIError():
-            return classify_error(None, exc.body or exc.message, model=model, retry_after=exc.retry_after)
-        case pai_errors.ContentFilterError():
-            return ModelRefused(f"{model or 'The model'} refused: {exc.message}")
-        case pai_errors.UnexpectedModelBehavior():
-            return ModelUnavailable(f"{model or 'The model'} returned an unreadable response: {exc.message}")
-        case pai_errors.UserError():
-            return ModelRequestRejected(exc.message)
-        case httpx2.HTTPStatusError():
-            return classify_error(exc.response.status_code, exc.response.text, model=model)
-        case _:
-            return map_transport_error(exc, target=target)
-
-
 def explain_unusable_model(model: str, error: ModelRequestRejected) -> ModelRequestRejected:
     """The error of a model that cannot be built, with advice for users: a provider's own advice is for programs."""
     key = _KEY_VARIABLE.search(str(error))

@@ -27,7 +27,7 @@ class Prompt:
     """Seconds to wait for the whole reply, or, when streaming, for the next chunk."""
     load_blob: BlobLoader | None = None
     headers: Mapping[str, str] | None = None
-    """Extra HTTP headers, if the provider's client supports them."""
+    """Extra HTTP headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class DeferredModel:
     async def _get_model(self) -> Model:
         if self._model is None:
             try:
-                # In a thread, because the first one imports the client of its provider for a second or two.
+                # In a thread, because the first one imports the HTTP client.
                 self._model = await asyncio.to_thread(self.build)
             except MissingExtra as exc:
                 raise ModelRequestRejected(str(exc)) from exc

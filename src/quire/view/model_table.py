@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from quire.model.policy import MAX_MODEL_NAME_CHARS
-from quire.settings.schema import ModelEntry
+from quire.settings.schema import ModelEntry, Settings, Upstream, upstream_for
 from quire.view.model_specs import ModelSpec, model_spec_for, published_output_limit_for, split_provider
-from quire.wire import infer_wire_format
+from quire.wire import WireFormatName, infer_wire_format
 from quire.wire.tokens import vocabulary_for
 
 PRICE_FIELDS = ("input_price", "output_price", "cache_read_price", "cache_write_price", "listed_as")
@@ -29,14 +29,15 @@ class SpecLayer(NamedTuple):
     spec: ModelSpec
 
 
-def find_layers(entries: Mapping[str, ModelEntry], model: str, *, served_model: str | None = None) -> list[SpecLayer]:
+def find_layers(entries: Mapping[str, ModelEntry], model: str, *, upstream: Upstream | None = None) -> list[SpecLayer]:
     """Layers of a model, the most specific first.
 
-    `served_model` is the name at the upstream, if it differs. An entry for the client's name comes before one for the
-    upstream's. The public table is searched for the upstream's name only.
+    The upstream may have another name for it. An entry for the client's name comes before one for the upstream's. The
+    public table is searched for the upstream's name only.
     """
-    served = served_model or model
+    served = upstream.model or model if upstream is not None else model
     names = dict.fromkeys([*_match_entries(entries, model), *_match_entries(entries, served)])
+    wire_format = infer_wire_format(model, upstream.speaks if upstream is not None else ())
     layers: list[SpecLayer] = []
     for name in names:
         entry = entries[name]
@@ -51,8 +52,14 @@ def find_layers(entries: Mapping[str, ModelEntry], model: str, *, served_model: 
         *layers,
         SpecLayer(GENAI_PRICES_SOURCE, model_spec_for(served)),
         SpecLayer(LIMITS_SOURCE, ModelSpec(output_limit=published_output_limit_for(served))),
-        SpecLayer(NAME_SOURCE, ModelSpec(tokenizer=vocabulary_for(served), wire_format=infer_wire_format(model))),
+        SpecLayer(NAME_SOURCE, ModelSpec(tokenizer=vocabulary_for(served), wire_format=wire_format)),
     ]
+
+
+def find_wire_format(settings: Settings, model: str) -> WireFormatName:
+    """The format in which requests for a model are counted and sent."""
+    layers = find_layers(settings.models, model, upstream=upstream_for(settings, model))
+    return settings.wire_format or merge_layers(layers).wire_format or "chat"
 
 
 def merge_layers(layers: Sequence[SpecLayer]) -> ModelSpec:

@@ -3,6 +3,8 @@
 A format loads on first use, because a process usually needs one of them.
 """
 
+from collections.abc import Sequence
+
 from quire.model.policy import WireFormatName
 from quire.wire.base import BlobLoader, Reply, WireFormat, WireMessage
 
@@ -38,9 +40,24 @@ def wire_format_for(name: WireFormatName, *, model: str = "") -> WireFormat:
             return GeminiFormat(model)
 
 
-def infer_wire_format(model: str) -> WireFormatName:
-    """Wire format of a model by its name. `anthropic/claude-…` is a router's name, and routers speak OpenAI's chat."""
+PREFIX_FORMATS: dict[str, WireFormatName] = {
+    "openai-chat:": "chat",
+    "openai-responses:": "responses",
+    "anthropic:": "messages",
+    "google:": "gemini",
+}
+"""Wire formats by the prefix of a model's name that selects them."""
+
+
+def infer_wire_format(model: str, spoken: Sequence[WireFormatName] = ()) -> WireFormatName:
+    """Wire format of a model: by the prefix of its name, or else by its name, if its server speaks that format.
+
+    `spoken` are the formats of the server, if they are known. `anthropic/claude-…` is a router's name, and routers
+    speak OpenAI's chat.
+    """
     name = model.lower()
-    if name.startswith("openai-responses:"):
-        return "responses"
-    return "messages" if name.startswith(("claude", "anthropic:")) else "chat"
+    for prefix, wire_format in PREFIX_FORMATS.items():
+        if name.startswith(prefix):
+            return wire_format
+    inferred: WireFormatName = "messages" if name.startswith("claude") else "chat"
+    return inferred if not spoken or inferred in spoken else spoken[0]

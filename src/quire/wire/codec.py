@@ -534,7 +534,7 @@ class Codec(ABC):
         """Fields of a request to an upstream of this format, in addition to model, instructions, messages, tools."""
 
     @abstractmethod
-    def make_decoder(self, request: ClientRequest, *, is_translated: bool) -> StreamDecoder:
+    def make_decoder(self, *, choice_count: int = 1, is_translated: bool) -> StreamDecoder:
         """Makes the decoder of an upstream's stream, which collects deltas if the reply is translated."""
 
     @abstractmethod

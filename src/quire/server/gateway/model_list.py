@@ -57,7 +57,7 @@ async def collect_models(server_state: ServerState, caller: Caller, headers: Hea
         if not caller.allows_model(name, served_model):
             continue
         # The fields that OpenAI's or Anthropic's clients expect, with limits from the models table.
-        spec = merge_layers(find_layers(server_state.settings.models, name, served_model=served_model))
+        spec = merge_layers(find_layers(server_state.settings.models, name, upstream=upstream))
         defaults = {
             "object": "model",
             "created": 0,

@@ -169,7 +169,7 @@ class StreamRelay:
         is_translated = not prepared.recognized.is_native
         self._codec: Codec = prepared.client_request.codec
         self._decoder: StreamDecoder = prepared.target.make_decoder(
-            prepared.client_request, is_translated=is_translated
+            choice_count=prepared.client_request.choice_count, is_translated=is_translated
         )
         self._translator = (
             ReplyTranslator(prepared.recognized, request_id=prepared.request.id or "") if is_translated else None

@@ -189,10 +189,10 @@ async def list_models(request: Request, caller: ReadCaller, server_state: StateD
                 sources.setdefault(name, "price_list")
     items: list[ModelSchema] = []
     for name, source in sources.items():
-        served_model = server_state.upstream_model_for(name)
-        if not caller.allows_model(name, served_model):
+        upstream = server_state.upstream_for(name)
+        if not caller.allows_model(name, upstream.model if upstream is not None else None):
             continue
-        spec = merge_layers(find_layers(settings.models, name, served_model=served_model))
+        spec = merge_layers(find_layers(settings.models, name, upstream=upstream))
         item = ModelSchema(
             name=name,
             source=source,

@@ -253,8 +253,8 @@ class ChatCodec(Codec):
             ("top_k",) if options.top_k is not None else (),
         )
 
-    def make_decoder(self, request: ClientRequest, *, is_translated: bool) -> ChatStreamDecoder:
-        return ChatStreamDecoder(request.choice_count, is_translated=is_translated)
+    def make_decoder(self, *, choice_count: int = 1, is_translated: bool) -> ChatStreamDecoder:
+        return ChatStreamDecoder(choice_count, is_translated=is_translated)
 
     def parse_response(self, response: object) -> list[Reply]:
         if not is_object(response):

@@ -1,14 +1,14 @@
 """OpenAI's Chat Completions wire format: renders messages and tools, and counts their tokens.
 
-`chat.check` checks payloads, `chat.parse` parses them. Arguments of calls pass through byte for byte.
-Thinking is never sent.
+`chat.check` checks payloads, `chat.parse` parses them. Arguments of calls pass through byte for byte. Thinking is sent
+only if its part names the field in which a server of this format sent it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from quire.model import FilePart, ImagePart, Message, Part, TextPart, ToolDefinition
+from quire.model import FilePart, ImagePart, Message, Part, TextPart, ThinkingPart, ToolDefinition
 from quire.model.json_values import dump_json, get_object, is_object
 from quire.model.messages import ToolResultContent
 from quire.model.policy import WireFormatName
@@ -59,6 +59,8 @@ TOKENS_PER_JSON_TOOL = 8
 
 _CONTENT_SUBSTITUTES = {"refusal", "audio", "function_call"}
 """Fields that an assistant message may have instead of content."""
+REASONING_FIELD_KEY = "reasoning_field"
+"""Key of a thinking part's provider fields with the name of the message's field in which it arrived."""
 _UNSENT_FIELDS = ("role", "content", "tool_calls", "tool_call_id", "annotations")
 """Fields that only Quire writes, and fields of responses that requests reject."""
 
@@ -106,6 +108,10 @@ class OpenAIChatFormat:
                 calls.append(merge_fields(call, others))
             if calls:
                 rendered["tool_calls"] = calls
+            for part in message.parts:
+                field = get_provider_fields(part.provider_fields, FORMAT).get(REASONING_FIELD_KEY)
+                if isinstance(part, ThinkingPart) and field in parse.REASONING_FIELDS:
+                    rendered[field] = rendered.get(field, "") + part.text
             if not content and (calls or fields.keys() & _CONTENT_SUBSTITUTES):
                 rendered["content"] = None
         return [_merge_sendable(rendered, fields)]

@@ -359,8 +359,8 @@ class GeminiCodec(Codec):
             ),
         )
 
-    def make_decoder(self, request: ClientRequest, *, is_translated: bool) -> GeminiStreamDecoder:
-        return GeminiStreamDecoder(request.choice_count, is_translated=is_translated)
+    def make_decoder(self, *, choice_count: int = 1, is_translated: bool) -> GeminiStreamDecoder:
+        return GeminiStreamDecoder(choice_count, is_translated=is_translated)
 
     def parse_response(self, response: object) -> list[Reply]:
         body = join_chunks(filter_objects(cast("object", response))) if isinstance(response, list) else response

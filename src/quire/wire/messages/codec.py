@@ -317,7 +317,7 @@ class MessagesCodec(Codec):
             ),
         )
 
-    def make_decoder(self, request: ClientRequest, *, is_translated: bool) -> MessagesStreamDecoder:
+    def make_decoder(self, *, choice_count: int = 1, is_translated: bool) -> MessagesStreamDecoder:
         return MessagesStreamDecoder(is_translated=is_translated)
 
     def parse_response(self, response: object) -> list[Reply]:

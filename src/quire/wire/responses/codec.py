@@ -249,7 +249,7 @@ class ResponsesCodec(Codec):
             (*(["top_k"] if options.top_k is not None else []), *(["stop"] if options.stop else [])),
         )
 
-    def make_decoder(self, request: ClientRequest, *, is_translated: bool) -> ResponsesStreamDecoder:
+    def make_decoder(self, *, choice_count: int = 1, is_translated: bool) -> ResponsesStreamDecoder:
         return ResponsesStreamDecoder(is_translated=is_translated)
 
     def parse_response(self, response: object) -> list[Reply]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic_ai import messages as pai
 
-from quire.llm.pydantic_ai_messages import to_reply
+from quire.adapters.pydantic_ai_messages import to_reply
 from quire.model import FilePart, ImagePart, Message, TextPart, ToolResultPart
 from quire.model.messages import ToolResultContent
 from quire.wire.media import build_data_url

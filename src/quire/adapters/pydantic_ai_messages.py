@@ -11,10 +11,8 @@ from itertools import groupby
 from typing import Any, Literal
 
 from pydantic_ai import messages as pai
-from pydantic_ai.tools import ToolDefinition as PydanticAITool
 from pydantic_core import to_jsonable_python
 
-from quire.llm.chat_completions_model import PROVIDER_KEY
 from quire.model import (
     FilePart,
     ImagePart,
@@ -23,7 +21,6 @@ from quire.model import (
     TextPart,
     ThinkingPart,
     ToolCallPart,
-    ToolDefinition,
     ToolResultPart,
     Usage,
 )
@@ -31,9 +28,11 @@ from quire.model.base import JsonObject
 from quire.model.json_values import dump_json
 from quire.model.messages import ToolResultContent
 from quire.wire import BlobLoader, Reply
-from quire.wire.fields import build_parameters_schema, to_safe_name
+from quire.wire.fields import to_safe_name
 from quire.wire.media import PDF_MEDIA_TYPE, build_data_url, describe_media, resolve_url, split_data_url
 
+PROVIDER_KEY = "pydantic_ai"
+"""Key of a part's provider fields with pydantic-ai's own fields."""
 _PROVIDER_FIELDS = ("id", "provider_name", "provider_details")
 _REDACTED_ID = "redacted_thinking"
 _DEFAULT_SIGNER = "anthropic"
@@ -60,14 +59,6 @@ def to_pydantic_ai(messages: Sequence[Message], *, load_blob: BlobLoader | None 
             parts = [part for message in group for part in _to_request_parts(message, names, load_blob)]
             history.append(pai.ModelRequest(parts=parts))
     return history
-
-
-def to_pydantic_ai_tool(tool: ToolDefinition) -> PydanticAITool:
-    name, parameters = to_safe_name(tool.name), build_parameters_schema(tool)
-    # Without an explicit `strict`, pydantic-ai would rewrite the schema and request strict adherence to it.
-    return PydanticAITool(
-        name=name, description=tool.description or None, parameters_json_schema=parameters, strict=False
-    )
 
 
 def to_reply(response: pai.ModelResponse) -> Reply:

@@ -7,18 +7,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import AsyncExitStack
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic_ai import messages as pai
-from pydantic_ai.usage import RequestUsage
-from pydantic_ai_oracle import from_pydantic_ai
 
 from fake_upstream import (
     SSE_DONE,
@@ -29,8 +24,16 @@ from fake_upstream import (
     run_fake_upstream,
 )
 from infra.llama import LocalModelAddress
-from infra.strategies import texts
+from infra.scripted_provider import (
+    ScriptedCall,
+    ScriptedError,
+    ScriptedProvider,
+    ScriptedReply,
+    ScriptedUsage,
+    run_scripted_provider,
+)
 from network_guard import NetworkBlocked
+from quire.engine import EngineConfig, open_engine
 from quire.errors import (
     MissingExtra,
     ModelContextOverflow,
@@ -39,23 +42,29 @@ from quire.errors import (
     ModelRequestRejected,
     ModelUnavailable,
 )
-from quire.llm import Model, ModelChunk, Prompt, Reply, TextDelta, ThinkingDelta, ToolCallDelta, get_model
-from quire.llm.chat_completions_model import ChatCompletionsModel, ThinkingSplitter
-from quire.llm.pydantic_ai_messages import to_pydantic_ai, to_reply
-from quire.llm.pydantic_ai_model import PydanticAIModel
+from quire.llm import (
+    Model,
+    ModelChunk,
+    Prompt,
+    Reply,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDelta,
+    get_model,
+    get_upstream_model,
+)
+from quire.llm.http_model import HTTPModel
+from quire.llm.thinking_tags import ThinkingSplitter
 from quire.model import (
-    FilePart,
     ImagePart,
     Message,
-    Part,
     TextPart,
     ThinkingPart,
     ToolCallPart,
     ToolDefinition,
-    ToolResultPart,
 )
-
-ModelFactory = Callable[..., ChatCompletionsModel | PydanticAIModel]
+from quire.settings.schema import Settings, Upstream
+from quire.wire import WireFormatName
 
 PNG_BASE64 = base64.b64encode(b"\x89PNG\r\n\x1a\n not quite a picture").decode()
 WEATHER_TOOL = ToolDefinition(
@@ -196,12 +205,7 @@ async def test_a_redirect_gives_no_other_address_the_key_or_the_question():
 
 
 class TestFakeUpstream:
-    @pytest.fixture(params=[get_model, PydanticAIModel.from_name], ids=["direct", "SDK"])
-    def connect(self, request: pytest.FixtureRequest) -> ModelFactory:
-        """A server on this machine is called directly, others by their SDK."""
-        return partial(request.param, **({} if request.param is get_model else {"api_key": None}))
-
-    async def test_a_tool_is_called_and_its_result_sent_back_to_the_byte(self, connect: ModelFactory):
+    async def test_a_tool_is_called_and_its_result_sent_back_to_the_byte(self):
         arguments = '{ "town" : "Ærøskøbing",  "n": 1.0 }'
         call = {"id": "call_7", "type": "function", "function": {"name": "weather", "arguments": arguments}}
 
@@ -212,7 +216,7 @@ class TestFakeUpstream:
             await request.respond(make_completion({"content": "Rain."}))
 
         async with run_fake_upstream(calls, answers) as server:
-            model = connect("fake", base_url=server.url, api_key="secret")
+            model = get_model("fake", base_url=server.url, api_key="secret")
             question = Message.user("Weather?")
             prompt = make_prompt("", system="Be brief.", messages=(question,), tools=(WEATHER_TOOL,), max_tokens=50)
             reply = await model.complete(prompt)
@@ -236,7 +240,7 @@ class TestFakeUpstream:
         assert second["messages"][1]["tool_calls"] == [call]
         assert second["messages"][2] == {"role": "tool", "tool_call_id": "call_7", "content": 'Rain, "heavy"\n'}
 
-    async def test_calls_and_thinking_in_a_stream(self, connect: ModelFactory):
+    async def test_calls_and_thinking_in_a_stream(self):
         async def streams(request: UpstreamRequest) -> None:
             await request.start_sse()
             await request.send_sse(make_chunk_event({"role": "assistant", "reasoning_content": "Let me "}))
@@ -254,7 +258,7 @@ class TestFakeUpstream:
 
         async with run_fake_upstream(streams) as server:
             chunks = await collect_chunks(
-                connect("fake", base_url=server.url), make_prompt("Weather?", tools=(WEATHER_TOOL,))
+                get_model("fake", base_url=server.url), make_prompt("Weather?", tools=(WEATHER_TOOL,))
             )
         assert "".join(chunk.text for chunk in chunks if isinstance(chunk, ThinkingDelta)) == "Let me see."
         reply = chunks[-1]
@@ -269,12 +273,12 @@ class TestFakeUpstream:
         # The server sent no usage.
         assert reply.usage is None
 
-    async def test_reasoning_goes_back_where_it_came_from(self, connect: ModelFactory):
+    async def test_reasoning_goes_back_where_it_came_from(self):
         async def thinks(request: UpstreamRequest) -> None:
             await request.respond(make_completion({"content": "Yes.", "reasoning_content": "Hm."}))
 
         async with run_fake_upstream(thinks, thinks) as server:
-            model = connect("fake", base_url=server.url)
+            model = get_model("fake", base_url=server.url)
             reply = await model.complete(make_prompt("Sure?"))
             assert [part.text for part in reply.message.parts if isinstance(part, ThinkingPart)] == ["Hm."]
             elsewhere = Message(role="assistant", parts=(ThinkingPart(text="Private."), TextPart(text="No.")))
@@ -284,12 +288,12 @@ class TestFakeUpstream:
         assert sent[1] == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
         assert "Private" not in json.dumps(sent)
 
-    async def test_a_rate_limit_has_its_retry_after(self, connect: ModelFactory):
+    async def test_a_rate_limit_has_its_retry_after(self):
         async def rate_limits(request: UpstreamRequest) -> None:
             await request.respond({"error": {"message": "Slow down", "type": "requests"}}, 429, retry_after="7")
 
         async with run_fake_upstream(rate_limits, rate_limits) as server:
-            model = connect("fake", base_url=server.url)
+            model = get_model("fake", base_url=server.url)
             for call in (model.complete(make_prompt("hello")), collect_chunks(model, make_prompt("hello"))):
                 with pytest.raises(ModelRateLimited) as caught:
                     await call
@@ -307,17 +311,15 @@ class TestFakeUpstream:
             (200, make_completion({"content": "I am"}, "content_filter"), ModelRefused),
         ],
     )
-    async def test_errors_are_classified(
-        self, connect: ModelFactory, status: int, body: dict[str, Any], expected: type[Exception]
-    ):
+    async def test_errors_are_classified(self, status: int, body: dict[str, Any], expected: type[Exception]):
         async def fails(request: UpstreamRequest) -> None:
             await request.respond(body, status)
 
         async with run_fake_upstream(fails) as server:
             with pytest.raises(expected):
-                await connect("fake", base_url=server.url).complete(make_prompt("hello"))
+                await get_model("fake", base_url=server.url).complete(make_prompt("hello"))
 
-    async def test_an_error_inside_an_open_stream(self, connect: ModelFactory):
+    async def test_an_error_inside_an_open_stream(self):
         async def fails(request: UpstreamRequest) -> None:
             await request.start_sse()
             await request.send_sse(make_chunk_event({"content": "One "}))
@@ -325,12 +327,12 @@ class TestFakeUpstream:
             await request.end_sse()
 
         async with run_fake_upstream(fails) as server:
-            stream = connect("fake", base_url=server.url).stream(make_prompt("Count."))
+            stream = get_model("fake", base_url=server.url).stream(make_prompt("Count."))
             assert await anext(stream) == TextDelta("One ")
             with pytest.raises(ModelUnavailable, match="Overloaded"):
                 await anext(stream)
 
-    async def test_an_incomplete_response_is_an_error(self, connect: ModelFactory):
+    async def test_an_incomplete_response_is_an_error(self):
         async def breaks_off(request: UpstreamRequest) -> None:
             await request.send(b'HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{"id": "chat')
             request.abort_connection()
@@ -339,12 +341,12 @@ class TestFakeUpstream:
             request.abort_connection()
 
         async with run_fake_upstream(breaks_off, resets) as server:
-            model = connect("fake", base_url=server.url)
+            model = get_model("fake", base_url=server.url)
             for _ in range(2):
                 with pytest.raises(ModelUnavailable):
                     await model.complete(make_prompt("hello"))
 
-    async def test_an_incomplete_stream_is_an_error(self, connect: ModelFactory):
+    async def test_an_incomplete_stream_is_an_error(self):
         async def breaks_off(request: UpstreamRequest) -> None:
             await request.start_sse()
             await request.send_sse(make_chunk_event({"content": "One "}))
@@ -352,23 +354,23 @@ class TestFakeUpstream:
             request.abort_connection()
 
         async with run_fake_upstream(breaks_off) as server:
-            stream = connect("fake", base_url=server.url).stream(make_prompt("Count."))
+            stream = get_model("fake", base_url=server.url).stream(make_prompt("Count."))
             assert await anext(stream) == TextDelta("One ")
             with pytest.raises(ModelUnavailable):
                 await anext(stream)
 
-    async def test_a_stream_that_ends_without_a_reason_has_none(self, connect: ModelFactory):
+    async def test_a_stream_that_ends_without_a_reason_has_none(self):
         async def ends(request: UpstreamRequest) -> None:
             await request.start_sse()
             await request.send_sse(make_chunk_event({"content": "One"}))
             await request.end_sse()
 
         async with run_fake_upstream(ends) as server:
-            *_, reply = await collect_chunks(connect("fake", base_url=server.url), make_prompt("Count."))
+            *_, reply = await collect_chunks(get_model("fake", base_url=server.url), make_prompt("Count."))
         assert isinstance(reply, Reply)
         assert (reply.message.text, reply.finish_reason) == ("One", None)
 
-    async def test_a_server_that_hangs_is_given_up(self, connect: ModelFactory):
+    async def test_a_server_that_hangs_is_given_up(self):
         async def hangs(request: UpstreamRequest) -> None:
             await asyncio.sleep(60)
 
@@ -378,7 +380,7 @@ class TestFakeUpstream:
             await asyncio.sleep(60)
 
         async with run_fake_upstream(hangs, hangs, stalls) as server:
-            model = connect("fake", base_url=server.url)
+            model = get_model("fake", base_url=server.url)
             with pytest.raises(ModelUnavailable):
                 await model.complete(make_prompt("hello", timeout=0.1))
             with pytest.raises(ModelUnavailable):
@@ -405,7 +407,7 @@ class TestFakeUpstream:
         assert len(server.bodies) == 3
 
     @pytest.mark.parametrize("entered", [False, True])
-    async def test_closing_the_stream_ends_the_request(self, connect: ModelFactory, entered: bool):
+    async def test_closing_the_stream_ends_the_request(self, entered: bool):
         closed = asyncio.Event()
 
         async def continues(request: UpstreamRequest) -> None:
@@ -415,7 +417,7 @@ class TestFakeUpstream:
                 closed.set()
 
         async with run_fake_upstream(continues) as server, AsyncExitStack() as stack:
-            model = connect("fake", base_url=server.url)
+            model = get_model("fake", base_url=server.url)
             if entered:
                 await stack.enter_async_context(model)
             stream = model.stream(make_prompt("Count."))
@@ -424,7 +426,7 @@ class TestFakeUpstream:
             async with asyncio.timeout(5):
                 await closed.wait()
 
-    async def test_pictures_are_sent(self, connect: ModelFactory):
+    async def test_pictures_are_sent(self):
         async def sees(request: UpstreamRequest) -> None:
             await request.respond(make_completion({"content": "A pixel."}))
 
@@ -438,7 +440,7 @@ class TestFakeUpstream:
         )
         async with run_fake_upstream(sees) as server:
             prompt = make_prompt("", messages=(Message(role="user", parts=parts),), load_blob={digest: PNG_BASE64}.get)
-            await connect("fake", base_url=server.url).complete(prompt)
+            await get_model("fake", base_url=server.url).complete(prompt)
         (sent,) = server.bodies[0]["messages"]
         assert [piece.get("image_url", piece) for piece in sent["content"]] == [
             {"type": "text", "text": "Look:"},
@@ -557,51 +559,60 @@ def test_thinking_is_split_alike_wherever_the_pieces_are_cut(words: list[str], d
 
 class TestModelNames:
     @pytest.mark.parametrize(
-        ("name", "base_url", "is_direct"),
+        ("name", "wire_format", "url", "served_name"),
         [
-            ("qwen3:8b", "http://localhost:11434/v1", True),
-            ("openai:qwen3:8b", "http://127.0.0.1:11434/v1", True),
-            ("gpt-oss:20b", "http://[::1]:11434/v1", True),
-            ("gpt-5", "http://localhost:4000/v1", False),
-            ("openai:o3", "http://localhost:4000/v1", False),
-            ("anthropic:claude-x", "http://localhost:4000/v1", False),
-            ("openai-responses:qwen3", "http://localhost:4000/v1", False),
-            ("qwen/qwen3-8b", "https://openrouter.example/api/v1", False),
-            ("qwen3", "http://localhost.example/v1", False),
+            ("gpt-4o", "chat", "https://api.openai.com/v1", "gpt-4o"),
+            ("openai:o3-mini", "chat", "https://api.openai.com/v1", "o3-mini"),
+            ("openai-chat:gpt-4o", "chat", "https://api.openai.com/v1", "gpt-4o"),
+            ("openai-responses:gpt-4o", "responses", "https://api.openai.com/v1", "gpt-4o"),
+            ("claude-sonnet-4-5", "messages", "https://api.anthropic.com", "claude-sonnet-4-5"),
+            ("anthropic:claude-sonnet-4-5", "messages", "https://api.anthropic.com", "claude-sonnet-4-5"),
+            ("google:gemini-2.5-flash", "gemini", "https://generativelanguage.googleapis.com", "gemini-2.5-flash"),
+            ("groq:llama-3.3-70b", "chat", "https://api.groq.com/openai/v1", "llama-3.3-70b"),
         ],
     )
-    def test_a_server_on_this_machine_is_called_directly(self, name: str, base_url: str, is_direct: bool):
-        model = get_model(name, base_url=base_url)
-        assert isinstance(model, ChatCompletionsModel if is_direct else PydanticAIModel)
+    def test_providers_are_known_by_name(self, name: str, wire_format: str, url: str, served_name: str):
+        model = get_model(name, api_key="secret")
+        assert (model.name, model.wire_format, model.base_url) == (name, wire_format, url)
+        assert model.build_body(make_prompt("?"))["model"] == served_name
 
     @pytest.mark.parametrize(
-        ("name", "kind"),
+        ("name", "wire_format", "served_name"),
         [
-            ("gpt-4o", "OpenAIResponsesModel"),
-            ("o3-mini", "OpenAIResponsesModel"),
-            ("openai:gpt-4o", "OpenAIResponsesModel"),
-            ("openai-chat:gpt-4o", "OpenAIChatModel"),
-            ("claude-sonnet-4-5", "AnthropicModel"),
-            ("anthropic:claude-sonnet-4-5", "AnthropicModel"),
+            ("qwen3:8b", "chat", "qwen3:8b"),
+            ("claude-x", "chat", "claude-x"),
+            ("anthropic:claude-x", "messages", "claude-x"),
+            ("openai-responses:qwen3", "responses", "qwen3"),
+            ("google:gemini-x", "gemini", "gemini-x"),
+            ("openai:qwen3:8b", "chat", "qwen3:8b"),
+            ("qwen/qwen3-8b", "chat", "qwen/qwen3-8b"),
         ],
     )
-    def test_known_names(self, name: str, kind: str):
-        model = get_model(name, api_key="secret")
-        assert model.name == name
-        assert type(vars(model)["_model"]).__name__ == kind
+    def test_a_server_serves_any_name(self, name: str, wire_format: str, served_name: str):
+        model = get_model(name, base_url="http://127.0.0.1:9/v1")
+        assert model.wire_format == wire_format
+        assert model.build_body(make_prompt("?"))["model"] == served_name
+
+    @pytest.mark.parametrize(("spoken", "wire_format"), [("chat", "chat"), ("gemini", "gemini")])
+    def test_an_upstream_gets_a_format_that_it_speaks(self, spoken: Any, wire_format: str):
+        settings = Settings(
+            model="claude-x", upstreams={"*": Upstream(base_url="http://127.0.0.1:9", model="y", speaks=(spoken,))}
+        )
+        model = get_upstream_model("claude-x", settings, {})
+        assert (model.name, model.wire_format) == ("y", wire_format)
+        assert EngineConfig.create(settings).policy.wire_format == wire_format
 
     def test_an_unknown_name_and_a_missing_key_are_reported(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-        with pytest.raises(ModelRequestRejected, match="Unknown model"):
-            get_model("nobody-knows-this")
+        for name in ("nobody-knows-this", "bedrock:claude-x"):
+            with pytest.raises(ModelRequestRejected, match="Unknown model"):
+                get_model(name)
         with pytest.raises(ModelRequestRejected, match="OPENAI_API_KEY"):
             get_model("gpt-4o")
-        with pytest.raises(ModelRequestRejected, match="not installed"):
-            get_model("groq:llama-3.3-70b-versatile", api_key="secret")
 
     def test_a_missing_package_names_the_extra(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.delitem(sys.modules, "quire.llm.pydantic_ai_model", raising=False)
-        monkeypatch.setitem(sys.modules, "pydantic_ai", None)
+        monkeypatch.delitem(sys.modules, "quire.llm.http_model", raising=False)
+        monkeypatch.setitem(sys.modules, "httpx2", None)
         with pytest.raises(MissingExtra, match=r"quire\[llm\]"):
             get_model("gpt-4o")
 
@@ -609,105 +620,92 @@ class TestModelNames:
         program = (
             "import sys, quire, quire.llm, quire.testing.scripted_model\n"
             "quire.Message, quire.Engine\n"
-            "assert not {'pydantic_ai', 'openai', 'anthropic', 'httpx2'} & set(sys.modules)"
+            "assert not {'quire.llm.http_model', 'httpx2'} & set(sys.modules)"
         )
         subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def _response_parts() -> st.SearchStrategy[Part]:
-    ids = st.text("abc123_-", min_size=1, max_size=8)
-    nonempty = texts().filter(bool)
-    return (
-        st.builds(TextPart, text=nonempty)
-        | st.builds(ThinkingPart, text=texts(), signature=nonempty)
-        | st.builds(ThinkingPart, redacted=nonempty)
-        | st.builds(ToolCallPart, id=ids, name=ids, arguments=texts())
-    )
+TIDE_TOOL = ToolDefinition(name="measure_tide", description="", parameters={"properties": {"quay": {"type": "string"}}})
+FORMATS: tuple[WireFormatName, ...] = ("chat", "messages", "responses", "gemini")
 
 
-def _user_parts() -> st.SearchStrategy[Part]:
-    data = st.binary(min_size=1, max_size=40).map(lambda raw: base64.b64encode(raw).decode())
-    details = st.sampled_from([None, "low", "high", "auto"])
-    inline = st.builds(
-        lambda data, detail: ImagePart(url=f"data:image/png;base64,{data}", media_type="image/png", detail=detail),
-        data,
-        details,
-    )
-    linked = st.builds(ImagePart, url=st.just("https://example.org/a.png"), detail=details)
-    files = data.map(lambda data: FilePart(url=f"data:application/pdf;base64,{data}", media_type="application/pdf"))
-    return st.builds(TextPart, text=texts()) | inline | linked | files
+def connect(provider: ScriptedProvider, wire_format: WireFormatName) -> HTTPModel:
+    return get_model("m", base_url=provider.openai_url, api_key="secret", wire_format=wire_format)
 
 
-def _histories() -> st.SearchStrategy[list[Message]]:
-    assistant = st.lists(_response_parts(), max_size=4).map(lambda parts: Message(role="assistant", parts=tuple(parts)))
-    user = st.lists(_user_parts(), min_size=1, max_size=3).map(lambda parts: Message(role="user", parts=tuple(parts)))
-    tool = st.builds(Message.tool, st.text("abc", min_size=1), texts(), is_error=st.booleans())
-    return st.lists(assistant | user | tool | st.builds(Message.system, texts()), max_size=5)
+@pytest.mark.parametrize("wire_format", FORMATS)
+class TestEveryFormat:
+    @pytest.mark.parametrize("streamed", [False, True])
+    async def test_thinking_text_calls_and_usage(self, wire_format: WireFormatName, streamed: bool):
+        calls = (ScriptedCall("measure_tide", {"quay": "north"}), ScriptedCall("measure_tide", {"quay": "south"}))
+        usage = ScriptedUsage(1000, cached_tokens=400, output_tokens=7)
+        prompt = make_prompt("Tide?", system="Be brief.", tools=(TIDE_TOOL,), max_tokens=50)
+        with run_scripted_provider([ScriptedReply("I look.", calls=calls, thinking="Which?", usage=usage)]) as provider:
+            model = connect(provider, wire_format)
+            *chunks, reply = await collect_chunks(model, prompt) if streamed else [await model.complete(prompt)]
+        assert isinstance(reply, Reply)
+        if streamed:
+            assert join_text(chunks) == "I look."
+            assert "".join(each.text for each in chunks if isinstance(each, ThinkingDelta)) == "Which?"
+            ids = [each.id for each in chunks if isinstance(each, ToolCallDelta) and each.id is not None]
+            assert ids == [call.id for call in reply.message.tool_calls]
+        assert reply.message.text == "I look."
+        assert [part.text for part in reply.message.parts if isinstance(part, ThinkingPart)] == ["Which?"]
+        called = [(each.name, json.loads(each.arguments)) for each in reply.message.tool_calls]
+        assert called == [("measure_tide", {"quay": "north"}), ("measure_tide", {"quay": "south"})]
+        assert len({each.id for each in reply.message.tool_calls}) == 2
+        assert reply.usage is not None
+        assert (reply.usage.input_tokens, reply.usage.cache_read_tokens, reply.usage.output_tokens) == (1000, 400, 7)
+        (request,) = provider.requests
+        assert (request.format, request.is_stream) == (wire_format, streamed)
+        assert "secret" in " ".join(request.headers.values())
 
-
-def _strip_provider(message: Message) -> Message:
-    """Removes provider fields, which a message from another source does not have."""
-    return message.model_copy(
-        update={"parts": tuple(part.model_copy(update={"provider_fields": None}) for part in message.parts)}
-    )
-
-
-@given(_histories())
-def test_messages_go_to_pydantic_ai_and_come_back(history: list[Message]):
-    back = from_pydantic_ai(to_pydantic_ai(history))
-    assert [_strip_provider(message) for message in back] == history
-    # With its provider fields a message makes the round trip unchanged.
-    assert from_pydantic_ai(to_pydantic_ai(back)) == back
-
-
-@given(_histories())
-def test_what_is_sent_can_be_stored_by_pydantic_ai(history: list[Message]):
-    adapter = pai.ModelMessagesTypeAdapter
-    sent = to_pydantic_ai(history)
-    assert [_strip_provider(m) for m in from_pydantic_ai(adapter.validate_json(adapter.dump_json(sent)))] == history
-
-
-def test_the_parts_of_a_response_retain_the_fields_of_pydantic_ai():
-    response = pai.ModelResponse(
-        parts=[
-            pai.ThinkingPart("Hm", id="rs_1", signature="enc", provider_name="openai"),
-            pai.TextPart("Hi", id="msg_1", provider_name="openai", provider_details={"phase": "final"}),
-            pai.ToolCallPart("f", {"a": 1}, "call_1", id="fc_1", provider_name="openai"),
-            pai.FilePart(pai.BinaryContent(data=b"x", media_type="image/png")),
+    @pytest.mark.parametrize(
+        ("error", "expected"),
+        [
+            (ScriptedError(429, "rate_limit_error", "Slow down."), ModelRateLimited),
+            (ScriptedError(503, "overloaded_error", "Overloaded."), ModelUnavailable),
+            (ScriptedError(401, "authentication_error", "No such key."), ModelRequestRejected),
+            (ScriptedError(400, "invalid_request_error", "prompt is too long: 9 tokens > 8"), ModelContextOverflow),
         ],
-        usage=RequestUsage(input_tokens=10, cache_read_tokens=4, cache_write_tokens=2, output_tokens=3),
-        model_name="gpt",
-        provider_details={"finish_reason": "stop"},
     )
-    reply = to_reply(response)
-    assert reply.finish_reason == "stop"
-    assert reply.usage is not None
-    assert (reply.usage.input_tokens, reply.usage.cache_read_tokens, reply.usage.cache_write_tokens) == (10, 4, 2)
-    assert Message.parse(reply.message.canonical_json()) == reply.message
-    (back,) = to_pydantic_ai([reply.message])
-    thinking, text, call = back.parts
-    assert thinking == response.parts[0]
-    assert text == response.parts[1]
-    assert isinstance(call, pai.ToolCallPart)
-    assert (call.tool_call_id, call.id, call.args_as_json_str()) == ("call_1", "fc_1", '{"a":1}')
-    picture = reply.message.parts[3]
-    assert isinstance(picture, ImagePart)
+    async def test_errors_are_typed(self, wire_format: WireFormatName, error: ScriptedError, expected: type[Exception]):
+        with run_scripted_provider([ScriptedReply(error=error)]) as provider:
+            model = connect(provider, wire_format)
+            with pytest.raises(expected):
+                await model.complete(make_prompt("Tide?"))
+            with pytest.raises(expected):
+                await collect_chunks(model, make_prompt("Tide?"))
+        assert len(provider.requests) == 2, "each call is made once"
 
+    async def test_what_is_sent_is_what_the_manifest_counts(self, wire_format: WireFormatName):
+        def measure_tide(quay: str) -> str:
+            """Measures the tide."""
+            return f"{quay}: 4 m"
 
-def test_a_results_pictures_follow_its_text():
-    content = (
-        TextPart(text="a"),
-        ImagePart(url=f"data:image/png;base64,{PNG_BASE64}"),
-        TextPart(text="b"),
-        ImagePart(url="data:image/png;base64,@@@"),
-    )
-    result = Message(role="tool", parts=(ToolResultPart(call_id="c", content=content),))
-    (request,) = to_pydantic_ai([result])
-    (part,) = request.parts
-    assert isinstance(part, pai.ToolReturnPart)
-    text, picture = part.content_items(mode="raw")
-    assert text == "ab[image: data:image/png;base64]"
-    assert isinstance(picture, pai.BinaryContent)
+        call = ScriptedCall("measure_tide", {"quay": "north"})
+        script = [
+            ScriptedReply(calls=(call,), thinking="Which?"),
+            ScriptedReply("High.", thinking="Hm."),
+            ScriptedReply("No."),
+        ]
+        with run_scripted_provider(script) as provider:
+            async with open_engine(
+                "sqlite://", model="m", base_url=provider.openai_url, wire_format=wire_format, instructions="Be brief."
+            ) as engine:
+                conversation = await engine.conversation("c")
+                first = await conversation.send("Tide?", tools=[measure_tide])
+                second = await conversation.send("And now?", tools=[measure_tide])
+                replies = [each for each in await conversation.messages() if each.message.role == "assistant"]
+                replays = [await conversation.replay(each.seq) for each in replies]
+        assert (first.text, second.text) == ("High.", "No.")
+        assert [each.format for each in provider.requests] == [wire_format] * 3
+        for request, replay in zip(provider.requests, replays, strict=True):
+            assert replay.matches
+            assert replay.rendered is not None
+            payload = replay.rendered.to_payload()
+            payload.pop("model", None)
+            assert {name: request.body[name] for name in payload} == payload
 
 
 async def test_no_request_can_leave_a_test():
