@@ -21,7 +21,7 @@ from test_purge import CANARY, CANARY_PLACES, canary, index_all, plant_canaries
 from infra.builders import export_lines, make_messages, make_turn
 from infra.database_dump import contains_text, dump_database
 from infra.postgres import PostgresServer, find_binaries
-from quire.db import tenant_keys
+from quire.db import migrate, tenant_keys
 from quire.db.column_types import Bytes, ChangedCiphertext, Sealed, SealedText, StaleKey, TenantCipher
 from quire.db.database_url import is_postgres
 from quire.db.schema import metadata
@@ -37,6 +37,10 @@ from quire.store import SqlStore
 from quire.store.backtests import NewBacktestShard
 from quire.turns.leases import LeaseGrant
 
+PLACE = b"table.column"
+UNBOUND_TEXT = "q1.CDWbEI+lmd8PEwlMFk2B1RV7ebTf/pzFHKJp4SrOBzNVuLZXhtfKXBx5eg=="
+UNBOUND_FRAME = "0000002b08359b108fa56cfc6a7b0bb8e6060e4ac2e72b5e7b1a9ac854b441fef8843e469052048ff6b3384153188d"
+"""A text and bytes as earlier versions encrypted them, which did not bind them to their column."""
 KEY, OTHER_KEY = (base64.b64encode(bytes([byte] * 32)).decode() for byte in (1, 2))
 
 
@@ -364,7 +368,7 @@ async def test_a_ciphertext_of_another_tenant_is_refused_and_a_changed_one_is_na
         [(stolen,)] = connection.execute("SELECT title FROM quire_conversations WHERE tenant = 'b'").fetchall()
         connection.execute("UPDATE quire_conversations SET title = ? WHERE tenant = 'a'", [stolen])
         connection.execute(
-            "UPDATE quire_entries SET body = replace(body, 'q1.', 'q1.A') WHERE tenant = 'a' AND seq = 2"
+            "UPDATE quire_entries SET body = replace(body, 'q3.', 'q3.A') WHERE tenant = 'a' AND seq = 2"
         )
         connection.execute(
             "UPDATE quire_entries SET body = substr(body, 1, 40) || 'A' || substr(body, 42) "
@@ -377,6 +381,33 @@ async def test_a_ciphertext_of_another_tenant_is_refused_and_a_changed_one_is_na
         await b.get_entry("c", 3)
     assert [fault.seq for fault in await a.verify_conversation("c")] == [None, 2]
     assert [fault.seq for fault in await b.verify_conversation("c")] == [3]
+
+
+@pytest.mark.every_database
+async def test_a_ciphertext_in_another_column_is_refused(encrypted: SqlStore, admin_url: str):
+    store = encrypted.for_tenant("a")
+    await store.create_conversation("c", title="the title")
+    await store.append("c", *make_messages(2))
+    with migrate.connect(admin_url) as connection:
+        for statement in (
+            "UPDATE quire_conversations SET title = (SELECT body FROM quire_entries WHERE tenant = 'a' AND seq = 1)",
+            "UPDATE quire_entries SET body = (SELECT state FROM quire_branches WHERE tenant = 'a') WHERE seq = 2",
+        ):
+            connection.exec_driver_sql(statement)
+    with pytest.raises(ChangedCiphertext):
+        await store.get_conversation("c")
+    with pytest.raises(ChangedCiphertext):
+        await store.get_entry("c", 2)
+    assert (await store.get_entry("c", 1)).kind == "message"
+
+
+def test_what_was_encrypted_before_it_was_bound_to_its_column_is_read():
+    cipher = TenantCipher(bytes(range(96)))
+    assert cipher.open_text(UNBOUND_TEXT, PLACE) == "of before"
+    both = bytes.fromhex(UNBOUND_FRAME) + cipher.seal_bytes(b", and after", PLACE)
+    assert cipher.open_bytes(both, PLACE) == b"of before, and after"
+    with pytest.raises(ChangedCiphertext):
+        cipher.open_bytes(both, b"table.other")
 
 
 def test_a_wrapped_key_is_of_one_tenant():
@@ -401,9 +432,9 @@ def test_a_missing_key_file_is_named(tmp_path: Path):
 @pytest.mark.parametrize("text", ["a", "é" * 1_000, '{"x":"\\ud800"}', "\ud800", "q1.", "\x00"])
 def test_every_text_is_read_as_it_was_written(text: str):
     cipher = TenantCipher(bytes(range(96)))
-    assert cipher.open_text(cipher.seal_text(text)) == cipher.open_name(cipher.seal_name(text)) == text
-    assert cipher.seal_text(text) != cipher.seal_text(text)
+    assert cipher.open_text(cipher.seal_text(text, PLACE), PLACE) == cipher.open_name(cipher.seal_name(text)) == text
+    assert cipher.seal_text(text, PLACE) != cipher.seal_text(text, PLACE)
     assert cipher.seal_name(text) == cipher.seal_name(text)
-    frames = b"".join(cipher.seal_bytes(part) for part in (b"one", text.encode(errors="surrogatepass"), b""))
-    assert cipher.open_bytes(frames) == b"one" + text.encode(errors="surrogatepass")
-    assert cipher.open_bytes(b"") == b""
+    frames = b"".join(cipher.seal_bytes(part, PLACE) for part in (b"one", text.encode(errors="surrogatepass"), b""))
+    assert cipher.open_bytes(frames, PLACE) == b"one" + text.encode(errors="surrogatepass")
+    assert cipher.open_bytes(b"", PLACE) == b""

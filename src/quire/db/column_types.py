@@ -5,8 +5,10 @@ decrypt results of SQLAlchemy's statements; `quire.db.raw_sql` and `quire.db.dia
 bypass it. An engine without `set_encrypts` converts nothing, so that encryption costs nothing where it is off. The
 database cannot search in encrypted text: `is_encrypting` says where a query has to filter in Python.
 
-Texts and bytes are encrypted with AES-GCM and a random nonce. Names that queries compare for equality are encrypted
-with AES-SIV, which gives the same ciphertext for the same name. Empty values stay empty.
+Texts and bytes are encrypted with AES-GCM and a random nonce, and authenticated with their table and column: another
+column refuses the ciphertext. Earlier versions did not authenticate it, and what they stored is read as it is. Names
+that queries compare for equality are encrypted with AES-SIV, which gives the same ciphertext for the same name in every
+column. Empty values stay empty.
 """
 
 from binascii import a2b_base64, b2a_base64
@@ -18,7 +20,7 @@ from hashlib import sha256
 from os import urandom
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Dialect, Text, case, func
+from sqlalchemy import ColumnElement, Dialect, MetaData, Text, case, func
 from sqlalchemy.types import TypeDecorator, UserDefinedType
 
 from quire.errors import IntegrityViolation, MissingExtra
@@ -31,8 +33,10 @@ KEY_ID_BYTES = 6
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
 _LENGTH_BYTES = 4
-_TEXT_MARK, _NAME_MARK = "q1.", "q2."
-"""Start of an encrypted text and of an encrypted name, before the key's id in base64."""
+_UNBOUND_TEXT_MARK, _NAME_MARK, _TEXT_MARK = "q1.", "q2.", "q3."
+"""Start of an encrypted text without and with its place, and of an encrypted name, before the key's id in base64."""
+_BOUND_FRAME = 1 << 31
+"""Added to the length of a frame of bytes that are authenticated with their place."""
 
 
 class StaleKey(IntegrityViolation):
@@ -60,19 +64,20 @@ class TenantCipher:
         self._gcm, self._siv = AESGCM(data_key[:32]), AESSIV(data_key[32:DATA_KEY_BYTES])
         self._key_id, encoded_id = key_id, b2a_base64(key_id, newline=False).decode()
         self._text_start, self._name_start = f"{_TEXT_MARK}{encoded_id}", f"{_NAME_MARK}{encoded_id}"
+        self._unbound_start = f"{_UNBOUND_TEXT_MARK}{encoded_id}"
 
-    def seal_text(self, text: str) -> str:
+    def seal_text(self, text: str, place: bytes) -> str:
         nonce = urandom(_NONCE_BYTES)
-        sealed = self._gcm.encrypt(nonce, text.encode(errors="surrogatepass"), None)
+        sealed = self._gcm.encrypt(nonce, text.encode(errors="surrogatepass"), place)
         return f"{self._text_start}{b2a_base64(nonce + sealed, newline=False).decode()}"
 
-    def open_text(self, sealed: str) -> str:
-        if not sealed.startswith(self._text_start):
+    def open_text(self, sealed: str, place: bytes) -> str:
+        is_bound = sealed.startswith(self._text_start)
+        if not is_bound and not sealed.startswith(self._unbound_start):
             return self._refuse(sealed, StaleKey())
         try:
-            return self._decrypt(a2b_base64(sealed[len(self._text_start) :], strict_mode=True)).decode(
-                errors="surrogatepass"
-            )
+            data = a2b_base64(sealed[len(self._text_start) :], strict_mode=True)
+            return self._decrypt(data, place if is_bound else None).decode(errors="surrogatepass")
         except (self._invalid_tag, ValueError):
             return self._refuse(sealed, ChangedCiphertext())
 
@@ -89,28 +94,30 @@ class TenantCipher:
             return self._refuse(sealed, ChangedCiphertext())
         return name.decode(errors="surrogatepass")
 
-    def seal_bytes(self, data: bytes) -> bytes:
+    def seal_bytes(self, data: bytes, place: bytes) -> bytes:
         """A frame: length, id of the key, nonce, ciphertext. A row of the inverted index is a sequence of frames."""
         nonce = urandom(_NONCE_BYTES)
-        frame = self._key_id + nonce + self._gcm.encrypt(nonce, data, None)
-        return len(frame).to_bytes(_LENGTH_BYTES) + frame
+        frame = self._key_id + nonce + self._gcm.encrypt(nonce, data, place)
+        return (len(frame) | _BOUND_FRAME).to_bytes(_LENGTH_BYTES) + frame
 
-    def open_bytes(self, sealed: bytes) -> bytes:
+    def open_bytes(self, sealed: bytes, place: bytes) -> bytes:
         parts: list[bytes] = []
         start = 0
         while start < len(sealed):
             first = start + _LENGTH_BYTES
-            start = first + int.from_bytes(sealed[start:first])
+            length = int.from_bytes(sealed[start:first])
+            start = first + (length & ~_BOUND_FRAME)
             if start > len(sealed) or sealed[first : first + KEY_ID_BYTES] != self._key_id:
                 return self._refuse(sealed, StaleKey())
+            data, bound_to = sealed[first + KEY_ID_BYTES : start], place if length & _BOUND_FRAME else None
             try:
-                parts.append(self._decrypt(sealed[first + KEY_ID_BYTES : start]))
+                parts.append(self._decrypt(data, bound_to))
             except (self._invalid_tag, ValueError):
                 return self._refuse(sealed, ChangedCiphertext())
         return b"".join(parts) if len(parts) != 1 else parts[0]
 
-    def _decrypt(self, data: bytes) -> bytes:
-        return self._gcm.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], None)
+    def _decrypt(self, data: bytes, place: bytes | None) -> bytes:
+        return self._gcm.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], place)
 
     def _refuse(self, sealed: T, error: IntegrityViolation) -> T:
         if self.is_verifying:
@@ -151,7 +158,6 @@ class Bytes(UserDefinedType[bytes]):
 
 Converter = Callable[[TenantCipher, Any], Any]
 
-
 _ENCRYPTS = "quire_encrypts"
 
 
@@ -172,10 +178,20 @@ def _build_processor(convert: Converter, dialect: Dialect) -> Callable[[Any], An
 
 
 class Sealed:
-    """A type whose values are encrypted for an encrypted tenant."""
+    """A type whose values are encrypted for an encrypted tenant.
 
-    seal: Converter
-    open: Converter
+    `place` is the table and the column. It is a parameter, so that SQLAlchemy caches statements of each place apart.
+    """
+
+    def __init__(self, place: bytes = b"") -> None:
+        super().__init__()
+        self.place = place
+
+    def seal(self, cipher: TenantCipher, value: Any) -> Any:
+        raise NotImplementedError
+
+    def open(self, cipher: TenantCipher, sealed: Any) -> Any:
+        raise NotImplementedError
 
     def bind_processor(self, dialect: Dialect) -> Any:
         return _build_processor(self.seal, dialect)
@@ -189,62 +205,74 @@ class SealedText(Sealed, TypeDecorator[str]):
 
     impl = Text
     cache_ok = True
-    seal = staticmethod(TenantCipher.seal_text)
-    open = staticmethod(TenantCipher.open_text)
+
+    def seal(self, cipher: TenantCipher, value: str) -> str:
+        return cipher.seal_text(value, self.place)
+
+    def open(self, cipher: TenantCipher, sealed: str) -> str:
+        return cipher.open_text(sealed, self.place)
 
 
 class SealedName(SealedText):
     """A name that is encrypted for an encrypted tenant. Queries can compare it for equality, but not order it."""
 
     cache_ok = True
-    seal = staticmethod(TenantCipher.seal_name)
-    open = staticmethod(TenantCipher.open_name)
 
+    def seal(self, cipher: TenantCipher, value: str) -> str:
+        return cipher.seal_name(value)
 
-def _seal_scope(cipher: TenantCipher, scope: str) -> str:
-    kind, colon, name = scope.partition(":")
-    return f"{kind}{colon}{cipher.seal_name(name)}" if name else scope
-
-
-def _open_scope(cipher: TenantCipher, sealed: str) -> str:
-    kind, colon, name = sealed.partition(":")
-    return f"{kind}{colon}{cipher.open_name(name)}" if name else sealed
+    def open(self, cipher: TenantCipher, sealed: str) -> str:
+        return cipher.open_name(sealed)
 
 
 class SealedScope(SealedName):
     """A search scope such as `memory:default`, whose kind stays readable: queries select scopes by it."""
 
     cache_ok = True
-    seal = staticmethod(_seal_scope)
-    open = staticmethod(_open_scope)
+
+    def seal(self, cipher: TenantCipher, value: str) -> str:
+        kind, colon, name = value.partition(":")
+        return f"{kind}{colon}{cipher.seal_name(name)}" if name else value
+
+    def open(self, cipher: TenantCipher, sealed: str) -> str:
+        kind, colon, name = sealed.partition(":")
+        return f"{kind}{colon}{cipher.open_name(name)}" if name else sealed
 
 
 VECTOR_TERM_PREFIX = "vector:"
 """Start of a term that has the vectors of an embedder. A word has no colon."""
 
 
-def _seal_term(cipher: TenantCipher, term: str) -> str:
-    return term if term.startswith(VECTOR_TERM_PREFIX) else cipher.seal_name(term)
-
-
-def _open_term(cipher: TenantCipher, sealed: str) -> str:
-    return sealed if sealed.startswith(VECTOR_TERM_PREFIX) else cipher.open_name(sealed)
-
-
 class SealedTerm(SealedName):
     """A word of the inverted index, or the name of an embedder, which stays readable."""
 
     cache_ok = True
-    seal = staticmethod(_seal_term)
-    open = staticmethod(_open_term)
+
+    def seal(self, cipher: TenantCipher, value: str) -> str:
+        return value if value.startswith(VECTOR_TERM_PREFIX) else cipher.seal_name(value)
+
+    def open(self, cipher: TenantCipher, sealed: str) -> str:
+        return sealed if sealed.startswith(VECTOR_TERM_PREFIX) else cipher.open_name(sealed)
 
 
 class SealedBytes(Sealed, Bytes):
     """Bytes that are encrypted for an encrypted tenant."""
 
     cache_ok = True
-    seal = staticmethod(TenantCipher.seal_bytes)
-    open = staticmethod(TenantCipher.open_bytes)
+
+    def seal(self, cipher: TenantCipher, value: bytes) -> bytes:
+        return cipher.seal_bytes(value, self.place)
+
+    def open(self, cipher: TenantCipher, sealed: bytes) -> bytes:
+        return cipher.open_bytes(sealed, self.place)
+
+
+def bind_places(metadata: MetaData) -> None:
+    """Sets the place of each column of these tables."""
+    for table in metadata.tables.values():
+        for column in table.c:
+            if isinstance(column.type, Sealed):
+                column.type.place = f"{table.name}.{column.name}".encode()
 
 
 def seal_value(column: ColumnElement[Any], value: Any) -> Any:

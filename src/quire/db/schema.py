@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import BigInteger, Column, Double, Integer, MetaData, Table, Text
 
-from quire.db.column_types import Bytes, SealedBytes, SealedName, SealedScope, SealedTerm, SealedText
+from quire.db.column_types import Bytes, SealedBytes, SealedName, SealedScope, SealedTerm, SealedText, bind_places
 
 metadata = MetaData()
 
@@ -862,3 +862,5 @@ backtest_shards = Table(
     info=DERIVED,
 )
 """Shards that are not finished: their conversations, and how many of them are simulated."""
+
+bind_places(metadata)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, cast
 from cachetools import LRUCache
 from sqlalchemy import Column, Connection, Table, delete, func, literal, select, text, tuple_, update
 
-from quire.db.column_types import open_value, seal_value, verify_values
+from quire.db.column_types import SealedBytes, open_value, seal_value, verify_values
 from quire.db.database import TransactionOptions
 from quire.db.dialects import insert_rows, upsert
 from quire.db.raw_sql import yield_to_event_loop
@@ -548,7 +548,7 @@ class Offloading(StorePart):
         """The content of an object, decrypted."""
         sealed = await self.get_storage().get(self.base.tenant, name)
         cipher = await self.base.keys.find(self.base.database, self.base.tenant, writes=False)
-        return sealed if cipher is None else cipher.open_bytes(sealed)
+        return sealed if cipher is None else cast(SealedBytes, blobs.c.data.type).open(cipher, sealed)
 
     def read_in_transaction(self, connection: Connection, name: str) -> bytes:
         """Like `read_object`, in a long transaction: an export or a verification."""
