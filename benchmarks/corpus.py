@@ -37,8 +37,8 @@ from quire.db import migrate
 from quire.engine import Engine
 from quire.engine.config import EngineConfig
 from quire.engine.file_import import ImportOptions, import_files
-from quire.importers.registry import SOURCES
 from quire.settings import Settings
+from quire.sources.registry import SOURCES
 from quire.store import SqlStore
 from quire.view.model_specs import model_spec_for
 from quire.wire.billed_calls import BilledCall

@@ -32,9 +32,9 @@ from quire.engine.config import EngineConfig
 from quire.engine.file_import import BATCH_MESSAGES, ImportOptions, ImportReport, import_files
 from quire.engine.message_index import BULK_BATCH_ENTRIES, index_messages
 from quire.engine.search import search_messages
-from quire.importers.registry import SOURCES
 from quire.llm.embeddings import load_local_embedder
 from quire.settings import Settings
+from quire.sources.registry import SOURCES
 from quire.store import SqlStore
 from support import Report
 

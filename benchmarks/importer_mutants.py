@@ -29,9 +29,9 @@ import pytest
 
 from corpus import compare_sessions
 from corpus_files import find_beside, list_files, unpack
-from quire.importers.base import SourceConversation, SourceError, SourceMessage
-from quire.importers.registry import SOURCES
 from quire.model import ToolCallPart, ToolResultPart
+from quire.sources.base import SourceConversation, SourceError, SourceMessage
+from quire.sources.registry import SOURCES
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).with_suffix(".json")

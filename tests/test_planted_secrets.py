@@ -16,8 +16,8 @@ from quire.engine.file_import import import_files
 from quire.engine.handover import write_handover
 from quire.engine.recall import recall_session
 from quire.engine.shared_transcript import SharedTranscript, ShareFormat, find_conversation_secrets
-from quire.importers.registry import SOURCES
 from quire.mcp_server.server import build_local_server
+from quire.sources.registry import SOURCES
 from secret_samples import SecretSample, list_samples
 
 SAMPLES = [sample for seed in range(2) for sample in list_samples(seed)]

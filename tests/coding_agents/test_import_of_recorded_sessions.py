@@ -19,7 +19,7 @@ from test_claude_through_gateway import call_once_a_turn, is_compaction, make_up
 from importers.transcript_files import import_path, read_texts
 from infra.real_agents import Claude, Codex
 from infra.scripted_provider import ProviderRequest, ScriptedCall, ScriptedProvider, ScriptedReply
-from quire.importers.base import HOLD_BACK_SECONDS
+from quire.sources.base import HOLD_BACK_SECONDS
 from quire.store import SqlStore
 
 pytestmark = pytest.mark.slow

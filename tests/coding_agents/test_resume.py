@@ -38,16 +38,15 @@ from infra.scripted_provider import ScriptedProvider, run_scripted_provider
 from infra.sizes import IS_FULL_SIZE
 from quire.cli.resume import read_history
 from quire.model import TextPart
-from quire.resume.registry import WRITERS
+from quire.resume.registry import find_writer
 from quire.resume.session import NativeSession, SessionPlace, write_session
-from quire.resume.tool_equivalents import ProgramName
 from quire.store import SqlStore
 
 pytestmark = pytest.mark.slow
 
 SEEDS = range(25) if IS_FULL_SIZE else range(1, 2)
 PROMPT = "And now?"
-INSTALLED: dict[ProgramName, Callable[[], Path | None]] = {
+INSTALLED: dict[str, Callable[[], Path | None]] = {
     "claude": find_claude,
     "codex": find_codex,
     "gemini": find_gemini,
@@ -56,7 +55,7 @@ INSTALLED: dict[ProgramName, Callable[[], Path | None]] = {
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("program", ["claude", "codex", pytest.param("gemini", marks=pytest.mark.nightly)])
-async def test_an_agent_continues_a_written_session(program: ProgramName, seed: int, store: SqlStore, tmp_path: Path):
+async def test_an_agent_continues_a_written_session(program: str, seed: int, store: SqlStore, tmp_path: Path):
     if INSTALLED[program]() is None:
         pytest.skip(f"{program.upper()} IS NOT INSTALLED: its sessions are not resumed (`just install-agents`)")
     sample = await write_sample(store, seed, client=CLIENTS[seed % len(CLIENTS)])
@@ -105,9 +104,7 @@ async def test_opencode_continues_a_written_session(
 @pytest.mark.nightly
 @pytest.mark.parametrize("program", ["claude", "codex"])
 @pytest.mark.parametrize("source", FOLDERS)
-async def test_an_agent_continues_what_the_other_one_stored(
-    source: str, program: ProgramName, store: SqlStore, tmp_path: Path
-):
+async def test_an_agent_continues_what_the_other_one_stored(source: str, program: str, store: SqlStore, tmp_path: Path):
     """Real transcripts, imported: what they hold besides texts and calls must not keep an agent from reading them."""
     if INSTALLED[program]() is None:
         pytest.skip(f"{program.upper()} IS NOT INSTALLED: its sessions are not resumed (`just install-agents`)")
@@ -181,10 +178,12 @@ async def test_gemini_keeps_a_session_that_it_resumed(store: SqlStore, tmp_path:
     assert len([piece for piece in sent if piece.text == PROMPT]) == 2
 
 
-async def write(store: SqlStore, sample: ResumeSample, program: ProgramName, home: Path, work: Path) -> NativeSession:
+async def write(store: SqlStore, sample: ResumeSample, program: str, home: Path, work: Path) -> NativeSession:
     history = await read_history(store, sample.record, branch=0, last=sample.last, program=program)
     environ = {"HOME": str(home), **({"CODEX_HOME": str(home)} if program == "codex" else {})}
-    session = WRITERS[program].build_session(history, SessionPlace(work.resolve(), environ, home / "quire-sessions"))
+    session = find_writer(program).build_session(
+        history, SessionPlace(work.resolve(), environ, home / "quire-sessions")
+    )
     write_session(session)
     return session
 

@@ -18,9 +18,9 @@ from quire.engine.source_scan import (
     select_outdated,
     watch_sources,
 )
-from quire.importers.base import find_reads
-from quire.importers.registry import SOURCES
 from quire.log.observations import FileVersion, make_file_key
+from quire.sources.base import find_reads
+from quire.sources.registry import SOURCES
 
 IDLE_FILES = 100
 

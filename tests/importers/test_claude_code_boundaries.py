@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.importers.base import SourceConversation, SourceMessage
 from quire.importers.claude_code import ClaudeCodeSource
+from quire.sources.base import SourceConversation, SourceMessage
 
 
 def make_line(kind: str, uuid: str, parent: str | None, **fields: object) -> dict[str, object]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from importers.transcript_files import FOLDERS, copy_transcripts, edit_lines, read_conversation, read_lines, write_lines
-from quire.importers.base import SourceConversation, SourceError, SourceMessage
 from quire.importers.claude_code import MAX_STEP_MESSAGES, ClaudeCodeSource
+from quire.sources.base import SourceConversation, SourceError, SourceMessage
 from quire.wire.agent_boilerplate import remove_boilerplate
 
 SOURCE = ClaudeCodeSource()

@@ -18,8 +18,8 @@ from importers.transcript_files import (
 )
 from quire.engine.file_import import find_version
 from quire.importers import codex
-from quire.importers.base import SourceConversation, SourceError, SourceMessage
 from quire.importers.codex import CodexSource
+from quire.sources.base import SourceConversation, SourceError, SourceMessage
 from quire.store import SqlStore
 
 SOURCE = CodexSource()

@@ -16,9 +16,8 @@ from quire.log.imports import ContinuedSession
 from quire.model import Message
 from quire.model.ids import now
 from quire.model.messages import TextPart, ToolCallPart, ToolResultPart
-from quire.resume.registry import WRITERS
+from quire.resume.registry import find_writer
 from quire.resume.session import NativeSession, SessionPlace, format_time, write_session
-from quire.resume.tool_equivalents import ProgramName
 from quire.store import SqlStore
 
 HISTORY = (
@@ -29,13 +28,13 @@ HISTORY = (
 )
 
 
-async def write(store: SqlStore, program: ProgramName, folder: Path) -> NativeSession:
+async def write(store: SqlStore, program: str, folder: Path) -> NativeSession:
     """Writes a session as `quire resume` does."""
     [branch] = await store.list_branches("tides")
     record = await store.get_conversation("tides")
     history = await read_history(store, record, branch=0, last=branch.head_seq, program=program)
     environ = {"HOME": str(folder), "CLAUDE_CONFIG_DIR": str(folder), "CODEX_HOME": str(folder)}
-    writer = WRITERS[program]
+    writer = find_writer(program)
     session = writer.build_session(history, SessionPlace(folder, environ, folder))
     write_session(session)
     continued = ContinuedSession("tides", 0, branch.head_seq, now())
@@ -43,7 +42,7 @@ async def write(store: SqlStore, program: ProgramName, folder: Path) -> NativeSe
     return session
 
 
-def go_on(program: ProgramName, session: NativeSession) -> None:
+def go_on(program: str, session: NativeSession) -> None:
     """Appends a turn as the agent does."""
     said_at = format_time(now() + 1_000_000)
     lines: list[dict[str, Any]] = [json.loads(line) for line in session.path.read_text().splitlines()]
@@ -83,11 +82,11 @@ def age(session: NativeSession) -> None:
 
 @pytest.mark.every_database
 @pytest.mark.parametrize("program", ["claude", "codex", "gemini"])
-async def test_a_written_session_continues_its_original(program: ProgramName, store: SqlStore, tmp_path: Path):
+async def test_a_written_session_continues_its_original(program: str, store: SqlStore, tmp_path: Path):
     await store.create_conversation("tides", origin=ConversationOrigin(client="cursor"))
     await store.append("tides", *HISTORY)
     session = await write(store, program, tmp_path)
-    source = WRITERS[program].traits.source
+    source = find_writer(program).traits.source
     age(session)
     report = await import_path(store, source, session.path)
     assert (report.messages, report.known_messages) == (0, 4)

@@ -9,8 +9,8 @@ import pytest
 from importers.described_samples import DESCRIBED, write_copilot_chat, write_lm_studio, write_zed
 from importers.transcript_files import import_path, read_texts
 from infra.recorded_files import set_age
-from quire.importers.registry import SOURCES
 from quire.model import Compaction
+from quire.sources.registry import SOURCES
 from quire.store import SqlStore
 
 CONDENSED = ["Greet.", "I will greet.", "ahoy", "The user was greeted.", "Once more.", "Ahoy."]

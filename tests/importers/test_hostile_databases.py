@@ -11,7 +11,7 @@ from infra.export_samples import ReadItems, read_source
 from infra.hostile_databases import KINDS, write_database
 from quire.importers import readers
 from quire.importers.readers import open_sqlite
-from quire.importers.registry import SOURCES
+from quire.sources.registry import SOURCES
 
 REASONS = {
     "virtual column": "computed columns",

@@ -23,8 +23,8 @@ from infra.export_samples import (
     write_json,
 )
 from quire.importers.readers import MAX_LINE_BYTES
-from quire.importers.registry import SOURCES
 from quire.importers.source_fields import MAX_ID_CHARS, MAX_TITLE_CHARS
+from quire.sources.registry import SOURCES
 
 CHATGPT_MESSAGE = make_chatgpt_message(
     "assistant",

@@ -32,9 +32,9 @@ from importers.transcript_files import (
 from infra.sizes import IS_FULL_SIZE
 from quire.engine import file_import
 from quire.engine.file_import import ImportOptions, make_conversation_id
-from quire.importers.base import SourceCompaction, SourceConversation, SourceError, SourceMessage
 from quire.log import ConversationOrigin
 from quire.model import Compaction, ImagePart, Message, Usage
+from quire.sources.base import SourceCompaction, SourceConversation, SourceError, SourceMessage
 from quire.store import SqlStore
 
 SOURCES = ("claude-code", "codex")
@@ -406,7 +406,7 @@ import asyncio, sys
 from pathlib import Path
 from quire.engine import file_import
 from quire.engine.file_import import import_files
-from quire.importers.registry import SOURCES
+from quire.sources.registry import SOURCES
 from importers.transcript_files import make_engine
 from quire.store import SqlStore
 

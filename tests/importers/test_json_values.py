@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.importers import readers
-from quire.importers.base import SourceError
 from quire.importers.readers import JsonLine, JsonValue, read_json_lines, read_json_values
+from quire.sources.base import SourceError
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=20),

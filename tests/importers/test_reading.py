@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from importers.transcript_files import write_lines
 from quire.importers import readers
-from quire.importers.base import MAX_ERROR_ITEM_CHARS, MAX_ERROR_REASON_CHARS, FileWatcher, SourceError, SourceMessage
 from quire.importers.llm_logs import LlmSource
 from quire.importers.message_trees import order_tree
 from quire.importers.readers import JsonLine, parse_json, parse_json_lines, read_json_lines
 from quire.importers.source_fields import parse_time
 from quire.model import Message
+from quire.sources.base import MAX_ERROR_ITEM_CHARS, MAX_ERROR_REASON_CHARS, FileWatcher, SourceError, SourceMessage
 
 
 def parse(data: bytes) -> list[JsonLine | SourceError]:

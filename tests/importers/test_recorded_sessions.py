@@ -8,12 +8,12 @@ from importers.test_import_writer import ListSource, say
 from importers.transcript_files import import_path, make_engine, read_texts
 from quire.engine import file_import
 from quire.engine.file_import import ImportReport, import_files
-from quire.importers.base import SourceCompaction, SourceConversation, SourceMessage
 from quire.log import ConversationOrigin
 from quire.model import Compaction, Message, Pin, Span, Usage
 from quire.model.ids import now
 from quire.model.messages import TextPart, ToolCallPart
 from quire.settings.schema import TenantMasking
+from quire.sources.base import SourceCompaction, SourceConversation, SourceMessage
 from quire.store import SqlStore
 from secret_samples import SecretGenerator
 

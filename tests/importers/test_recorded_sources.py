@@ -22,10 +22,10 @@ from importers.source_counts import COUNTERS, SourceCounts, add_up
 from importers.transcript_files import copy_transcripts, dump_store, import_path
 from infra.export_samples import load_llm_log
 from infra.recorded_files import RECORDED, copy_recorded, set_age
-from quire.importers.base import SourceConversation
-from quire.importers.registry import SOURCES
 from quire.model import Compaction, Usage
 from quire.model.entry_metadata import sum_usage
+from quire.sources.base import SourceConversation
+from quire.sources.registry import SOURCES
 from quire.store import SqlStore
 
 

@@ -21,8 +21,8 @@ from infra.export_samples import (
     write_zip,
 )
 from quire.engine.file_import import make_conversation_id
-from quire.importers.registry import SOURCES
 from quire.model import ImagePart
+from quire.sources.registry import SOURCES
 from quire.store import SqlStore
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from importers.transcript_files import import_path, read_conversation, write_lines
 from infra.export_samples import ReadConversation, read_source
-from quire.importers.registry import SOURCES
+from quire.sources.registry import SOURCES
 from quire.store import SqlStore
 
 SESSION: dict[str, Any] = {"type": "session", "id": "s1", "timestamp": "2026-01-02T03:04:05.000Z", "cwd": "/mill"}

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from quire.importers.base import SourceConversation, SourceMessage
-from quire.importers.registry import SOURCES
 from quire.model import TextPart
+from quire.sources.base import SourceConversation, SourceMessage
+from quire.sources.registry import SOURCES
 from quire.wire.agent_boilerplate import remove_boilerplate
 from quire.wire.billed_calls import list_billed_calls
 

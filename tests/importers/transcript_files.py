@@ -11,9 +11,9 @@ from typing import Any
 from quire.engine import Engine
 from quire.engine.config import EngineConfig
 from quire.engine.file_import import ImportOptions, ImportReport, import_files
-from quire.importers.base import Source, SourceConversation, SourceMessage
-from quire.importers.registry import SOURCES
 from quire.settings import Settings
+from quire.sources.base import Source, SourceConversation, SourceMessage
+from quire.sources.registry import SOURCES
 from quire.store import SqlStore
 
 DATA = Path(__file__).parent / "data"

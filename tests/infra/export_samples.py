@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quire.importers.base import Source, SourceConversation, SourceError, SourceMessage
+from quire.sources.base import Source, SourceConversation, SourceError, SourceMessage
 
 DATA = Path(__file__).parents[1] / "importers/data"
 PNG = base64.b64decode(

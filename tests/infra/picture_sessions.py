@@ -12,9 +12,9 @@ from typing import Any
 from infra.long_turn import QUESTION, make_steps
 from quire.engine import Engine
 from quire.engine.file_import import import_files
-from quire.importers.registry import SOURCES
 from quire.llm import Reply
 from quire.model import Message, Usage
+from quire.sources.registry import SOURCES
 
 MODEL = "gpt-4o"
 OUTPUT_TOKENS = 120

@@ -15,7 +15,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from infra.picture_sessions import create_agent_turn
 from quire.engine.file_import import import_files
-from quire.importers.registry import SOURCES
+from quire.sources.registry import SOURCES
 from quire.store import DEFAULT_TENANT
 
 pytestmark = pytest.mark.nightly

@@ -8,24 +8,24 @@ import pytest
 
 from quire.model import Compaction, FilePart, ImagePart, Message, Restore, Span, TextPart, ThinkingPart, ToolCallPart
 from quire.resume.history import INTERRUPTED_TEXT, AdaptedHistory, adapt_history, select_messages
-from quire.resume.registry import WRITERS
+from quire.resume.registry import find_writer
 from quire.resume.session import TimedMessage
-from quire.resume.tool_equivalents import ProgramName, translate_call
+from quire.resume.tool_equivalents import translate_call
 from quire.store import SqlStore
 from quire.wire.media import build_data_url
 
 CHECKPOINT_PROMPT = "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff summary."
 NOW = 1_794_900_000_000_000
-PROGRAMS: tuple[ProgramName, ...] = ("claude", "codex", "opencode", "gemini")
+PROGRAMS: tuple[str, ...] = ("claude", "codex", "opencode", "gemini")
 
 
 def call(name: str, id_: str = "c1", **arguments: Any) -> ToolCallPart:
     return ToolCallPart(id=id_, name=name, arguments=json.dumps(arguments))
 
 
-def adapt(program: ProgramName, *messages: Message, client: str | None = None, at: int = NOW) -> AdaptedHistory:
+def adapt(program: str, *messages: Message, client: str | None = None, at: int = NOW) -> AdaptedHistory:
     timed = [TimedMessage(at, message) for message in messages]
-    return adapt_history(timed, WRITERS[program].traits, client=client, load_blob=None, now=NOW)
+    return adapt_history(timed, find_writer(program).traits, client=client, load_blob=None, now=NOW)
 
 
 def test_calls_become_the_equivalent_tool_of_the_agent():
@@ -38,7 +38,7 @@ def test_calls_become_the_equivalent_tool_of_the_agent():
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_calls_without_an_equivalent_become_text(program: ProgramName):
+def test_calls_without_an_equivalent_become_text(program: str):
     reply = Message(role="assistant", parts=(TextPart(text="Look."), call("measure_tide", station="Hook")))
     history = adapt(program, Message.user("go"), reply, Message.tool("c1", "2 m"), client="quire")
     roles = [each.message.role for each in history.messages]
@@ -65,9 +65,7 @@ def test_an_argument_without_an_equivalent_makes_the_call_a_text():
         ("gemini", "glob", {"pattern": "*.py", "dir_path": "src"}),
     ],
 )
-def test_a_translated_call_can_be_translated_back(
-    source: ProgramName, name: str, arguments: dict[str, Any], target: ProgramName
-):
+def test_a_translated_call_can_be_translated_back(source: str, name: str, arguments: dict[str, Any], target: str):
     translated = translate_call(name, arguments, program=target)
     assert translated is None or translate_call(*translated, program=source) == (name, arguments)
 
@@ -120,7 +118,7 @@ def test_a_list_begins_with_the_user_and_its_times_ascend_in_the_past():
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_media_go_along_where_the_agent_takes_them(program: ProgramName):
+def test_media_go_along_where_the_agent_takes_them(program: str):
     def url(media_type: str, data: bytes) -> str:
         return build_data_url(media_type, b64encode(data).decode())
 

@@ -23,27 +23,26 @@ from infra.resume_samples import (
 from quire.cli.resume import read_history
 from quire.errors import InvalidRequest
 from quire.resume.claude_code import name_project_folder
-from quire.resume.registry import WRITERS
+from quire.resume.registry import find_writer
 from quire.resume.session import NativeSession, SessionPlace, write_session
-from quire.resume.tool_equivalents import ProgramName
 from quire.store import SqlStore
 from quire.wire import wire_format_for
 
 SEEDS = range(6)
 
 
-async def build(store: SqlStore, sample: ResumeSample, program: ProgramName, home: Path, **env: str) -> NativeSession:
+async def build(store: SqlStore, sample: ResumeSample, program: str, home: Path, **env: str) -> NativeSession:
     history = await read_history(store, sample.record, branch=0, last=sample.last, program=program)
     work = home / "my Work"
     work.mkdir(exist_ok=True)
-    return WRITERS[program].build_session(history, SessionPlace(work, {"HOME": str(home), **env}, home / "sessions"))
+    return find_writer(program).build_session(
+        history, SessionPlace(work, {"HOME": str(home), **env}, home / "sessions")
+    )
 
 
 @pytest.mark.parametrize(("program", "source"), [("claude", "claude-code"), ("codex", "codex")])
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_what_is_written_can_be_imported(
-    program: ProgramName, source: str, seed: int, store: SqlStore, tmp_path: Path
-):
+async def test_what_is_written_can_be_imported(program: str, source: str, seed: int, store: SqlStore, tmp_path: Path):
     sample = await write_sample(store, seed, client=CLIENTS[seed % len(CLIENTS)])
     session = await build(store, sample, program, tmp_path)
     write_session(session)

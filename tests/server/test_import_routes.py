@@ -12,9 +12,9 @@ import httpx2
 import pytest
 
 from quire.engine.file_import import import_files
-from quire.importers.registry import SOURCES
 from quire.server import import_jobs, limits
 from quire.server.state import ServerState
+from quire.sources.registry import SOURCES
 from quire.store import SqlStore
 
 TRANSCRIPT = next((Path(__file__).parents[1] / "importers" / "data" / "codex").rglob("*.jsonl"))

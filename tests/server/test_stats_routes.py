@@ -10,11 +10,11 @@ from infra.agent_homes import plant
 from quire.engine import Engine
 from quire.engine.config import EngineConfig
 from quire.engine.file_import import import_files
-from quire.importers.registry import SOURCES
 from quire.model import DocumentReference, Draft, Message, Usage
 from quire.model.entry_metadata import TurnTotals
 from quire.model.ids import now
 from quire.settings import Settings
+from quire.sources.registry import SOURCES
 from quire.store import SqlStore
 
 

@@ -20,11 +20,12 @@ from quire.concurrency.worker_threads import run_in_worker
 from quire.engine import Engine, open_engine
 from quire.engine.file_import import import_files, make_conversation_id
 from quire.errors import ConversationNotFound, MissingExtra
-from quire.importers.base import SourceConversation
-from quire.importers.claude_code import ClaudeCodeSource
 from quire.log import MAIN_BRANCH
 from quire.log.transcripts import TranscriptKey, TranscriptLine
+from quire.sources.base import SourceConversation
+from quire.sources.registry import SOURCES
 
+SOURCE_NAME = "claude-code"
 IMPORT_DELAY_SECONDS = 1.0
 """Time after an append when its messages, and the messages of later appends, are written to the log."""
 
@@ -101,7 +102,7 @@ class QuireSessionStore:
             for each in deleted:
                 source_id = "/".join(_list_path_names(each))
                 with suppress(ConversationNotFound):
-                    await self._store.purge(make_conversation_id(ClaudeCodeSource.name, source_id), branch=MAIN_BRANCH)
+                    await self._store.purge(make_conversation_id(SOURCE_NAME, source_id), branch=MAIN_BRANCH)
 
     async def flush(self) -> None:
         """Writes the messages of all entries to the log now."""
@@ -118,7 +119,7 @@ class QuireSessionStore:
 
     async def _import(self, key: TranscriptKey, *, is_complete: bool) -> None:
         """Imports the transcript from a temporary file, as Claude Code would have written it."""
-        source = ClaudeCodeSource()
+        source = SOURCES[SOURCE_NAME]
         lines = await self._store.transcripts.load(key) or []
         with tempfile.TemporaryDirectory(prefix="quire-transcript-") as folder:
             path = await run_in_worker(_write_transcript, Path(folder), key, lines, is_complete=is_complete)

@@ -39,7 +39,7 @@ def format_total_cost(totals: UsageCountsSchema) -> str:
 
 def name_agents(agents: Sequence[UsageGroupSchema]) -> list[UsageGroupSchema]:
     """The groups of sources by the names that people know."""
-    from quire.importers.registry import SOURCES
+    from quire.sources.registry import SOURCES
 
     return [
         each.model_copy(update={"name": SOURCES[each.name].title}) if each.name in SOURCES else each for each in agents

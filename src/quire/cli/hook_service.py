@@ -144,7 +144,7 @@ class HookService:
 
     async def _import(self, agent: str, path: Path) -> None:
         from quire.engine.file_import import import_files
-        from quire.importers.registry import SOURCES
+        from quire.sources.registry import SOURCES
 
         try:
             while True:

@@ -26,15 +26,16 @@ from quire.cli.output import (
 )
 from quire.cli.platforms import call_on_signals
 from quire.cli.reimport import ReimportNotice
+from quire.cli.search import parse_since
 from quire.errors import DocumentNotFound, ImportFailed, InvalidRequest
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from quire.engine.file_import import ImportOptions, ImportReport
-    from quire.importers.base import Source
     from quire.log import ConversationRecord
     from quire.schemas.imports import ImportReportSchema
+    from quire.sources.base import Source
 
 WATCH_SECONDS = 1.0
 """Time between two looks for changed files."""
@@ -43,7 +44,7 @@ MAX_PRINTED_ERRORS = 50
 
 
 def _complete_sources(incomplete: str) -> list[tuple[str, str]]:
-    from quire.importers.registry import SOURCES
+    from quire.sources.registry import SOURCES
 
     return [(name, source.title) for name, source in SOURCES.items() if name.startswith(incomplete)]
 
@@ -64,8 +65,10 @@ def command(
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what is new, and write nothing.")] = False,
     since: Annotated[
-        str | None,
-        typer.Option("--since", metavar="TIME", help="Skip what last changed before this date, such as 2026-01-31."),
+        int | None,
+        typer.Option(
+            metavar="TIME", parser=parse_since, help="Skip what last changed before this date, time or age (7d)."
+        ),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Import what is added to the files until Ctrl+C.")] = False,
     project: Annotated[
@@ -84,8 +87,7 @@ def command(
     at all, with every digest verified. - reads it from standard input.
     """
     from quire.engine.file_import import ImportOptions
-    from quire.importers.registry import SOURCES
-    from quire.importers.source_fields import parse_time
+    from quire.sources.registry import SOURCES
 
     if path is None and source not in SOURCES and (source == "-" or Path(source).suffix or Path(source).is_file()):
         print_result(_import_export(source, rename, overrides), as_json=as_json)
@@ -106,10 +108,7 @@ def command(
             f"{chosen.title} stores no conversations in its usual place; name a file or folder: "
             f"quire import {chosen.name} PATH"
         )
-    start = parse_time(since) if since is not None else None
-    if since is not None and start is None:
-        raise InvalidRequest(f"{since!r} is no time; write it like 2026-01-31 or 2026-01-31T18:00.")
-    options = ImportOptions(start, project, dry_run=dry_run, processes=os.cpu_count() or 1, has_deadline=False)
+    options = ImportOptions(since, project, dry_run=dry_run, processes=os.cpu_count() or 1, has_deadline=False)
     if chosen.is_experimental:
         print_note(f"{chosen.title} is experimental: its format is known from descriptions, not from its own files.")
     # Quire computes the cost from tokens.
@@ -175,8 +174,8 @@ async def _import_source(
     """Imports the files; with `watch`, changed ones until an interrupt. A transaction that has begun is finished."""
     from quire.cli.engine_setup import load_cli_settings, open_engine_from_settings, resolve_database_url
     from quire.engine.file_import import import_files
-    from quire.importers.base import FileWatcher
     from quire.schemas.imports import ImportReportSchema
+    from quire.sources.base import FileWatcher
 
     watcher, stopped = FileWatcher(source, paths), asyncio.Event()
 

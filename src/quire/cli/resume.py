@@ -15,7 +15,6 @@ import typer
 from quire.cli.common import CommandTarget, find_branch, open_store, resolve_conversation_id, run_async
 from quire.cli.output import Result, Verbatim, make_text, pluralize, print_note
 from quire.errors import ConversationNotFound, InvalidRequest
-from quire.resume.tool_equivalents import ProgramName
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -33,7 +32,7 @@ def command(
     target: CommandTarget,
     *,
     program: Annotated[
-        ProgramName, typer.Option("--in", metavar="PROGRAM", help="The agent: claude, codex, opencode or gemini.")
+        str, typer.Option("--in", metavar="PROGRAM", help="The agent: claude, codex, opencode or gemini.")
     ],
     run: Annotated[bool, typer.Option("--run", help="Start the agent with it.")] = False,
 ) -> Result:
@@ -70,7 +69,7 @@ class _Source(NamedTuple):
     history: "AdaptedHistory"
 
 
-async def _read_source(target: CommandTarget, program: ProgramName) -> _Source:
+async def _read_source(target: CommandTarget, program: str) -> _Source:
     name, last = target.conversation, None
     async with open_store(target.overrides) as store:
         numbered = _NUMBERED_NAME.fullmatch(name or "")
@@ -92,7 +91,7 @@ async def _read_source(target: CommandTarget, program: ProgramName) -> _Source:
 
 
 async def read_history(
-    store: "SqlStore", record: "ConversationRecord", *, branch: int, last: int, program: ProgramName
+    store: "SqlStore", record: "ConversationRecord", *, branch: int, last: int, program: str
 ) -> "AdaptedHistory":
     """Reads the context after entry `last` of a branch, in a form that the agent takes."""
     from base64 import b64encode
@@ -101,7 +100,7 @@ async def read_history(
     from quire.errors import BlobNotFound
     from quire.model.ids import now
     from quire.resume.history import adapt_history, select_messages
-    from quire.resume.registry import WRITERS
+    from quire.resume.registry import find_writer
 
     left_out = Counter[str]()
     messages = select_messages(await store.read_range(record.id, branch=branch, last=last), left_out)
@@ -111,14 +110,14 @@ async def read_history(
         with suppress(BlobNotFound):
             blobs[digest] = b64encode((await store.get_blob(digest)).data).decode()
     client = record.origin.client if record.origin is not None else None
-    history = adapt_history(messages, WRITERS[program].traits, client=client, load_blob=blobs.get, now=now())
+    history = adapt_history(messages, find_writer(program).traits, client=client, load_blob=blobs.get, now=now())
     return history._replace(changes=left_out + history.changes)
 
 
-def _write_session(source: _Source, program: ProgramName) -> "tuple[ResumedSessionSchema, NativeSession]":
+def _write_session(source: _Source, program: str) -> "tuple[ResumedSessionSchema, NativeSession]":
     """Writes the session into the folder of the conversation's project, or into the current one."""
     from quire.cli.paths import get_sessions_folder
-    from quire.resume.registry import WRITERS
+    from quire.resume.registry import find_writer
     from quire.resume.session import SessionPlace, write_session
     from quire.schemas.records import ResumedSessionSchema
 
@@ -127,7 +126,7 @@ def _write_session(source: _Source, program: ProgramName) -> "tuple[ResumedSessi
     # A project of another machine has no folder here.
     folder = Path(project) if project is not None and Path(project).is_dir() else Path.cwd()
     place = SessionPlace(folder.resolve(), os.environ, get_sessions_folder(), record.title)
-    session = WRITERS[program].build_session(history, place)
+    session = find_writer(program).build_session(history, place)
     write_session(session)
     steps = [(program, *arguments) for arguments in (session.import_arguments, session.arguments) if arguments]
     document = ResumedSessionSchema(
@@ -145,22 +144,20 @@ def _write_session(source: _Source, program: ProgramName) -> "tuple[ResumedSessi
     return document, session
 
 
-async def _record_session(
-    document: "ResumedSessionSchema", program: ProgramName, overrides: Sequence[str] | None
-) -> None:
+async def _record_session(document: "ResumedSessionSchema", program: str, overrides: Sequence[str] | None) -> None:
     """Records what the session continues, so that its import adds what the agent says next to this conversation."""
     from quire.engine.file_import import make_conversation_id
     from quire.log.imports import ContinuedSession
     from quire.model.ids import now
-    from quire.resume.registry import WRITERS
+    from quire.resume.registry import find_writer
 
-    imported = make_conversation_id(WRITERS[program].traits.source, document.session)
+    imported = make_conversation_id(find_writer(program).traits.source, document.session)
     continued = ContinuedSession(document.conversation, document.branch, document.last, now())
     async with open_store(overrides) as store:
         await store.imports.record_continued(imported, continued)
 
 
-def _start(program: ProgramName, session: "NativeSession", folder: Path, overrides: Sequence[str] | None) -> NoReturn:
+def _start(program: str, session: "NativeSession", folder: Path, overrides: Sequence[str] | None) -> NoReturn:
     """Runs the agent in the session's folder like `quire run`, and ends with its exit code."""
     from quire.cli import run
 

@@ -71,8 +71,8 @@ async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = 
         select_outdated,
         split_newest,
     )
-    from quire.importers.base import SourceError
     from quire.schemas.findings import ScanReportSchema
+    from quire.sources.base import SourceError
     from quire.store.reimport import Reread
     from quire.usage.insights import count_usage
 

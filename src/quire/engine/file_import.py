@@ -20,7 +20,12 @@ from quire.engine.message_index import schedule_indexing
 from quire.engine.recorded_session import RecordedSession
 from quire.engine.state import EngineState
 from quire.findings.observer import Observation, SessionObserver
-from quire.importers.base import (
+from quire.log.imports import ContinuedSession, ImportBatch, ImportItem, ImportLedger, Position, make_item_id
+from quire.log.observations import FileVersion, make_file_key
+from quire.log.types import ConversationRecord
+from quire.model.ids import now
+from quire.model.json_values import dump_json
+from quire.sources.base import (
     ABANDONED_SECONDS,
     BEGINNING,
     Source,
@@ -30,12 +35,7 @@ from quire.importers.base import (
     get_fingerprint,
     is_growing,
 )
-from quire.importers.items import build_item, measure_item
-from quire.log.imports import ContinuedSession, ImportBatch, ImportItem, ImportLedger, Position, make_item_id
-from quire.log.observations import FileVersion, make_file_key
-from quire.log.types import ConversationRecord
-from quire.model.ids import now
-from quire.model.json_values import dump_json
+from quire.sources.items import build_item, measure_item
 from quire.store import SqlStore
 from quire.store.reimport import Reread
 

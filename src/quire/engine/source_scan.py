@@ -12,10 +12,9 @@ from quire.engine.file_import import ImportOptions, ImportReport, import_files
 from quire.engine.state import EngineState
 from quire.errors import QuireError
 from quire.findings.report import ExpiringFile, FindingsReport, build_report
-from quire.importers.base import FileWatcher, Source, SourceError, find_reads, get_fingerprint
-from quire.importers.registry import SOURCES
-from quire.importers.retention import find_deletions
 from quire.log.observations import FileVersion, make_file_key
+from quire.sources.base import DeletesFiles, FileWatcher, Source, SourceError, find_reads, get_fingerprint
+from quire.sources.registry import SOURCES
 from quire.store import SqlStore
 
 _logger = logging.getLogger(__name__)
@@ -147,16 +146,19 @@ def find_expiring(found: Sequence[FoundSource]) -> Iterator[ExpiringFile]:
     """Files that their programs will delete within a week."""
     now = time.time()
     for each in found:
+        source = each.source
+        if not isinstance(source, DeletesFiles):
+            continue
         for root in each.paths:
             files = {
                 file.path: file.modified_ns / 1e9
                 for file in each.files
                 if len(each.paths) == 1 or file.path.is_relative_to(root)
             }
-            for path, session, at, reason in find_deletions(each.source.name, root, files):
+            for path, session, at, reason in source.find_deletions(root, files):
                 if at <= now + EXPIRY_WARNING_SECONDS:
                     deleted_at = int(at * 1_000_000) if at > now else None
-                    yield ExpiringFile(each.source.name, each.source.title, session, str(path), deleted_at, reason)
+                    yield ExpiringFile(source.name, source.title, session, str(path), deleted_at, reason)
 
 
 async def read_findings(store: SqlStore, found: Sequence[FoundSource] = ()) -> FindingsReport:

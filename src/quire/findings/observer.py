@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic_core import from_json
 
-from quire.importers.base import SourceMessage
 from quire.ledger.cache_breaks import CachedRequest, find_cache_break
 from quire.model import ImagePart, Message, TextPart, ToolCallPart, ToolResultPart, Usage
 from quire.model.json_values import get_object, is_object
+from quire.sources.base import SourceMessage
 from quire.view.call_prices import TOKENS_PER_PRICE, Cost
 from quire.view.model_specs import ModelSpec, is_local_model, model_spec_for
 

@@ -12,12 +12,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from quire.importers.base import SourceConversation, SourceError, SourceMessage, StoredSource
 from quire.importers.message_trees import MessageLinks
 from quire.importers.places import find_home
 from quire.importers.source_fields import add_usage, parse_time, read_cost, read_title
 from quire.log.types import ConversationOrigin
 from quire.model import Message
+from quire.sources.base import SourceConversation, SourceError, SourceMessage, StoredSource
 
 MAX_LINE_CHARS = 1_000_000
 """A longer line is read in pieces."""

@@ -7,13 +7,13 @@ from urllib.parse import unquote, urlsplit
 
 from quire.errors import InvalidEntry
 from quire.importers.anthropic_content import parse_content
-from quire.importers.base import SourceConversation, SourceError, SourceMessage, StoredSource
 from quire.importers.message_trees import MessageLinks
 from quire.importers.places import find_data_folder, list_editor_folders
 from quire.importers.readers import read_json_object
 from quire.importers.source_fields import add_usage, parse_time, read_id, read_title, retain_fields
 from quire.log.types import ConversationOrigin
 from quire.model.json_values import filter_objects, get_object, get_text
+from quire.sources.base import SourceConversation, SourceError, SourceMessage, StoredSource
 
 _MESSAGE_FIELDS = frozenset({"role", "messageId", "content", "state", "usage", "meta"})
 

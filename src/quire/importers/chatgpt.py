@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from typing import Any, cast
 
-from quire.importers.base import NotStored, SourceConversation
 from quire.importers.exports import AttachmentReader, ExportFiles, ExportSource
 from quire.importers.message_trees import MISSING_CONTENT_TEXT, MessageNode, order_nodes
 from quire.importers.source_fields import make_media_part, parse_time, read_id, read_title, read_usage
@@ -16,6 +15,7 @@ from quire.log.types import ConversationOrigin
 from quire.model import Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from quire.model.base import JsonObject
 from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object, parse_object
+from quire.sources.base import NotStored, SourceConversation
 
 NAME = "chatgpt"
 _PROJECT_PREFIX = "g-p-"

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from quire.importers.base import NotStored, SourceConversation
 from quire.importers.exports import AttachmentReader, ExportFiles, ExportSource
 from quire.importers.message_trees import MessageNode, ToolTurn, mark_missing, order_nodes
 from quire.importers.source_fields import make_media_part, parse_time, read_id, read_title, read_usage
@@ -16,6 +15,7 @@ from quire.log.types import ConversationOrigin
 from quire.model import Message, Part, TextPart, ThinkingPart
 from quire.model.json_values import filter_objects, get_object, get_text
 from quire.model.messages import ToolResultContent
+from quire.sources.base import NotStored, SourceConversation
 from quire.wire.labels import label_text
 
 ROOT_PARENT = "00000000-0000-4000-8000-000000000000"

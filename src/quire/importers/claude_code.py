@@ -16,9 +16,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 from quire.errors import InvalidEntry
-from quire.importers.base import (
+from quire.importers.readers import JsonLine, parse_json, read_json_lines
+from quire.importers.retention import find_claude_code_deletions
+from quire.importers.source_fields import list_values, parse_time, read_count
+from quire.log.types import ConversationOrigin
+from quire.model.json_values import filter_objects, get_object, get_text, is_object
+from quire.rows.boilerplate import strip_text
+from quire.sources.base import (
     ABANDONED_SECONDS,
     BEGINNING,
+    Deletion,
     NotStored,
     SourceCompaction,
     SourceConversation,
@@ -28,11 +35,6 @@ from quire.importers.base import (
     is_older,
     list_files,
 )
-from quire.importers.readers import JsonLine, parse_json, read_json_lines
-from quire.importers.source_fields import list_values, parse_time, read_count
-from quire.log.types import ConversationOrigin
-from quire.model.json_values import filter_objects, get_object, get_text, is_object
-from quire.rows.boilerplate import strip_text
 from quire.wire.agent_boilerplate import mark_boilerplate
 from quire.wire.messages.parse import parse_messages, parse_reply
 
@@ -72,6 +74,9 @@ class ClaudeCodeSource:
     def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
         folder = env.get("CLAUDE_CONFIG_DIR") or Path(env.get("HOME") or Path.home()) / ".claude"
         return [path] if (path := Path(folder) / "projects").is_dir() else []
+
+    def find_deletions(self, root: Path, files: Mapping[Path, float]) -> Iterator[Deletion]:
+        return find_claude_code_deletions(root, files)
 
     def find_files(self, path: Path) -> Iterator[Path]:
         if path.is_file():

@@ -8,7 +8,6 @@ from typing import Any
 
 from quire.errors import InvalidEntry
 from quire.importers.anthropic_content import parse_content
-from quire.importers.base import SourceConversation, SourceError, SourceMessage, StoredSource, make_origin
 from quire.importers.message_trees import MessageLinks
 from quire.importers.places import find_home
 from quire.importers.readers import open_sqlite, read_json_object
@@ -16,6 +15,7 @@ from quire.importers.roo_code import HISTORY_FILE, list_task_folders, read_task
 from quire.importers.source_fields import parse_time, read_count, read_id, read_title, retain_fields
 from quire.model import Usage
 from quire.model.json_values import filter_objects, get_object, get_text
+from quire.sources.base import SourceConversation, SourceError, SourceMessage, StoredSource, make_origin
 
 _SUFFIX = ".messages.json"
 _MESSAGE_FIELDS = frozenset({"id", "role", "content", "ts", "modelInfo", "metrics"})

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from quire.errors import InvalidEntry
-from quire.importers.base import (
+from quire.importers.places import find_home
+from quire.importers.readers import JsonLine, import_zstd, parse_json_lines
+from quire.importers.source_fields import parse_time
+from quire.model import Message, Usage
+from quire.model.json_values import filter_objects, get_object, get_text
+from quire.rows.boilerplate import CODEX_SUMMARY_OPENING
+from quire.sources.base import (
     ABANDONED_SECONDS,
     HOLD_BACK_SECONDS,
     SourceCompaction,
@@ -25,12 +31,6 @@ from quire.importers.base import (
     list_files,
     make_origin,
 )
-from quire.importers.places import find_home
-from quire.importers.readers import JsonLine, import_zstd, parse_json_lines
-from quire.importers.source_fields import parse_time
-from quire.model import Message, Usage
-from quire.model.json_values import filter_objects, get_object, get_text
-from quire.rows.boilerplate import CODEX_SUMMARY_OPENING
 from quire.wire.responses.parse import is_assistant_item, parse_messages
 
 MAX_FORK_DEPTH = 50

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.importers.base import SourceCompaction, SourceConversation, SourceError, SourceMessage, StoredSource
 from quire.importers.message_trees import MessageLinks
 from quire.importers.places import find_home
 from quire.importers.readers import read_json_file, read_json_object
@@ -24,6 +23,7 @@ from quire.importers.source_fields import (
 from quire.log.types import ConversationOrigin
 from quire.model import Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from quire.model.json_values import dump_json, filter_objects, get_object, get_text
+from quire.sources.base import SourceCompaction, SourceConversation, SourceError, SourceMessage, StoredSource
 
 _INDEX_FILE = "sessions.json"
 _ITEM_FIELDS = frozenset(

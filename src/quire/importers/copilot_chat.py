@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from quire.importers.base import SourceConversation, SourceError, SourceMessage, StoredSource, is_growing
 from quire.importers.message_trees import MessageLinks
 from quire.importers.places import list_editor_folders
 from quire.importers.readers import read_json_lines, read_json_object
@@ -14,6 +13,7 @@ from quire.importers.source_fields import list_values, parse_time, read_id, read
 from quire.log.types import ConversationOrigin
 from quire.model import Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, Usage
 from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object
+from quire.sources.base import SourceConversation, SourceError, SourceMessage, StoredSource, is_growing
 
 _STATE, _SET, _APPEND, _DELETE = range(4)
 """Kinds of lines: the whole state, a value, what an array is cut to and extended by, and a deletion."""

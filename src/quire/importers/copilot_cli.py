@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.importers.base import SourceCompaction, SourceConversation, SourceError, SourceMessage, StoredSource
 from quire.importers.message_trees import MessageLinks
 from quire.importers.places import find_home
 from quire.importers.readers import JsonLine, read_json_lines
@@ -16,6 +15,7 @@ from quire.importers.source_fields import parse_time, read_count, read_id, read_
 from quire.log.types import ConversationOrigin
 from quire.model import Message, Part, TextPart, ThinkingPart, ToolCallPart, Usage
 from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object
+from quire.sources.base import SourceCompaction, SourceConversation, SourceError, SourceMessage, StoredSource
 
 _FILE_NAME = "events.jsonl"
 _SKIPPED_MARKS = (b'"type":"model.', b'"type":"system.message"')

@@ -6,7 +6,6 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from quire.importers.base import SourceConversation, SourceError, SourceMessage, StoredSource
 from quire.importers.message_trees import ToolTurn
 from quire.importers.places import find_home
 from quire.importers.readers import read_json_lines
@@ -14,6 +13,7 @@ from quire.importers.source_fields import parse_time, read_id
 from quire.log.types import ConversationOrigin
 from quire.model import Message, Part, TextPart, ThinkingPart
 from quire.model.json_values import filter_objects, get_object, get_text
+from quire.sources.base import SourceConversation, SourceError, SourceMessage, StoredSource
 
 _TRANSCRIPTS = "agent-transcripts"
 _SUBAGENTS = "subagents"

@@ -9,7 +9,6 @@ from typing import Any
 
 from quire.errors import InvalidEntry
 from quire.importers.anthropic_content import parse_content
-from quire.importers.base import SourceConversation, SourceError, SourceMessage, StoredSource
 from quire.importers.message_trees import MessageLinks
 from quire.importers.places import find_home
 from quire.importers.readers import read_json_lines
@@ -17,6 +16,7 @@ from quire.importers.source_fields import parse_time, read_id, read_title, retai
 from quire.log.types import ConversationOrigin
 from quire.model import Message, Usage
 from quire.model.json_values import get_object, get_text
+from quire.sources.base import SourceConversation, SourceError, SourceMessage, StoredSource
 
 _MESSAGE_FIELDS = frozenset({"role", "content", "modelId"})
 

@@ -16,9 +16,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple, cast
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
-from quire.importers.base import NotStored, SourceConversation, SourceError, is_before
 from quire.importers.readers import read_json_values
 from quire.importers.source_fields import MAX_ATTACHMENT_BYTES, parse_time
+from quire.sources.base import NotStored, SourceConversation, SourceError, is_before
 
 MAX_DIRECTORY_BYTES = 10_000_000
 """Maximum size of an archive's own directory, which is loaded whole: about 100,000 files."""

@@ -10,7 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from quire.importers.base import (
+from quire.importers.google_content import list_parts, make_usage, parse_parts
+from quire.importers.message_trees import MessageLinks, order_tree
+from quire.importers.places import find_home
+from quire.importers.readers import read_json_lines, read_json_object
+from quire.importers.retention import find_gemini_deletions
+from quire.importers.source_fields import list_values, parse_time, read_id, read_title, retain_fields
+from quire.model import Message, Part, ThinkingPart
+from quire.model.json_values import filter_objects, get_object, get_text
+from quire.sources.base import (
+    Deletion,
     SourceCompaction,
     SourceConversation,
     SourceError,
@@ -19,13 +28,6 @@ from quire.importers.base import (
     is_growing,
     make_origin,
 )
-from quire.importers.google_content import list_parts, make_usage, parse_parts
-from quire.importers.message_trees import MessageLinks, order_tree
-from quire.importers.places import find_home
-from quire.importers.readers import read_json_lines, read_json_object
-from quire.importers.source_fields import list_values, parse_time, read_id, read_title, retain_fields
-from quire.model import Message, Part, ThinkingPart
-from quire.model.json_values import filter_objects, get_object, get_text
 
 _CONTEXT_START = "<session_context>"
 _SUMMARY_MARK = "<state_snapshot>"
@@ -45,6 +47,9 @@ class GeminiCliSource(StoredSource):
 
     def list_places(self, env: Mapping[str, str]) -> Iterable[Path]:
         yield Path(env.get("GEMINI_CLI_HOME") or find_home(env)) / ".gemini" / "tmp"
+
+    def find_deletions(self, root: Path, files: Mapping[Path, float]) -> Iterator[Deletion]:
+        return find_gemini_deletions(root, files)
 
     def read_file(self, path: Path, since: int | None) -> Iterator[SourceConversation | SourceError]:
         history = _SessionHistory(path)

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.importers.base import (
+from quire.importers.message_trees import MessageLinks
+from quire.importers.places import find_data_folder, list_application_folders
+from quire.importers.readers import SqliteReader, open_sqlite, parse_json
+from quire.importers.source_fields import make_url_part, parse_time, read_id, read_title
+from quire.model import Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
+from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object
+from quire.sources.base import (
     SourceCompaction,
     SourceConversation,
     SourceError,
@@ -16,12 +22,6 @@ from quire.importers.base import (
     is_before,
     make_origin,
 )
-from quire.importers.message_trees import MessageLinks
-from quire.importers.places import find_data_folder, list_application_folders
-from quire.importers.readers import SqliteReader, open_sqlite, parse_json
-from quire.importers.source_fields import make_url_part, parse_time, read_id, read_title
-from quire.model import Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
-from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object
 from quire.wire.media import build_data_url
 
 _MESSAGES = "SELECT * FROM messages WHERE session_id = ? ORDER BY created_timestamp, id"

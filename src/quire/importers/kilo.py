@@ -5,9 +5,9 @@ extension before version 7, which are files like Roo Code's.
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from quire.importers.base import SourceConversation, SourceError
 from quire.importers.opencode import OpenCodeSource
 from quire.importers.roo_code import HISTORY_FILE, list_task_folders, read_task
+from quire.sources.base import SourceConversation, SourceError
 
 
 class KiloSource(OpenCodeSource):

@@ -4,13 +4,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from quire.importers.base import NotStored, SourceConversation
 from quire.importers.exports import ExportFiles, ExportSource
 from quire.importers.message_trees import MessageNode, ToolTurn, mark_missing, order_nodes
 from quire.importers.source_fields import make_url_part, parse_time, read_id, read_title, read_usage
 from quire.log.types import ConversationOrigin
 from quire.model import Message, Part, TextPart, ThinkingPart
 from quire.model.json_values import filter_objects, get_object, get_text, is_object
+from quire.sources.base import NotStored, SourceConversation
 
 ROOT_PARENT = "00000000-0000-0000-0000-000000000000"
 """Parent of a first message."""

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.importers.base import NotStored, SourceConversation, SourceError, is_before
 from quire.importers.message_trees import MessageNode, mark_missing, order_nodes
 from quire.importers.readers import SqliteReader, open_sqlite, parse_json
 from quire.importers.source_fields import (
@@ -26,6 +25,7 @@ from quire.log.types import ConversationOrigin
 from quire.model import Message, Part, Role, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, Usage
 from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object
 from quire.model.messages import ToolResultContent
+from quire.sources.base import NotStored, SourceConversation, SourceError, is_before
 
 _APPLICATION = "io.datasette.llm"
 _FILE_NAME = "logs.db"

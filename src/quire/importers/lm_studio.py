@@ -5,7 +5,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from quire.importers.base import SourceConversation, SourceError, SourceMessage, StoredSource
 from quire.importers.message_trees import MessageLinks, order_tree
 from quire.importers.places import find_home
 from quire.importers.readers import read_json_object
@@ -13,6 +12,7 @@ from quire.importers.source_fields import add_usage, parse_time, read_count, rea
 from quire.log.types import ConversationOrigin
 from quire.model import Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, Usage
 from quire.model.json_values import dump_json, filter_objects, get_object, get_text
+from quire.sources.base import SourceConversation, SourceError, SourceMessage, StoredSource
 
 _SUFFIX = ".conversation.json"
 _POINTER_FILE = ".lmstudio-home-pointer"

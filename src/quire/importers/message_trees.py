@@ -5,10 +5,10 @@ the order in which an import needs the messages.
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from quire.importers.base import SourceCompaction, SourceError, SourceMessage
 from quire.model import Message, Part, Role, TextPart, ToolCallPart, ToolResultPart, Usage
 from quire.model.json_values import dump_json
 from quire.model.messages import ToolResultContent
+from quire.sources.base import SourceCompaction, SourceError, SourceMessage
 
 MISSING_CONTENT_TEXT = "[not in the export]"
 

@@ -9,13 +9,13 @@ from html import unescape
 from typing import Any
 
 from quire.errors import InvalidEntry
-from quire.importers.base import NotStored, SourceConversation
 from quire.importers.exports import ExportFiles, ExportSource
 from quire.importers.message_trees import MessageNode, ToolTurn, mark_missing, order_nodes
 from quire.importers.source_fields import make_url_part, parse_time, read_id, read_title, read_usage
 from quire.log.types import ConversationOrigin
 from quire.model import Message, Part, TextPart, ThinkingPart
 from quire.model.json_values import filter_objects, get_object, get_text, is_object
+from quire.sources.base import NotStored, SourceConversation
 from quire.wire.labels import label_text
 from quire.wire.responses import parse as openai_responses_parse
 

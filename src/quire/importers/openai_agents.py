@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.errors import InvalidEntry
-from quire.importers.base import NotStored, SourceConversation, SourceError, SourceMessage, is_before
 from quire.importers.readers import SqliteReader, open_sqlite, parse_json
 from quire.importers.source_fields import parse_time, read_id, read_title
 from quire.log.types import ConversationOrigin
+from quire.sources.base import NotStored, SourceConversation, SourceError, SourceMessage, is_before
 from quire.wire.responses.parse import parse_messages
 
 

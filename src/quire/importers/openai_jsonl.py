@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidEntry
-from quire.importers.base import NotStored, SourceConversation, SourceError, SourceMessage
 from quire.importers.readers import read_json_lines
 from quire.importers.source_fields import parse_time, read_title
 from quire.log.types import ConversationOrigin
 from quire.model.json_values import dump_json, get_object, get_text
+from quire.sources.base import NotStored, SourceConversation, SourceError, SourceMessage
 from quire.wire.chat.parse import parse_messages, parse_reply
 
 _ID_CHARS = 32

@@ -11,16 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from quire.importers.base import (
-    ABANDONED_SECONDS,
-    SourceCompaction,
-    SourceConversation,
-    SourceError,
-    SourceMessage,
-    StoredSource,
-    is_before,
-    make_origin,
-)
 from quire.importers.message_trees import MessageLinks
 from quire.importers.places import find_data_folder
 from quire.importers.readers import SqliteReader, open_sqlite, parse_json, read_json_object
@@ -35,6 +25,16 @@ from quire.importers.source_fields import (
 )
 from quire.model import Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object
+from quire.sources.base import (
+    ABANDONED_SECONDS,
+    SourceCompaction,
+    SourceConversation,
+    SourceError,
+    SourceMessage,
+    StoredSource,
+    is_before,
+    make_origin,
+)
 
 _HEAD_BYTES = 100
 """Bytes of a file in which its kind is searched."""

@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from quire.importers.base import SourceCompaction, SourceConversation, SourceError, SourceMessage, StoredSource
 from quire.importers.message_trees import MessageLinks
 from quire.importers.places import find_home
 from quire.importers.readers import JsonLine, read_json_lines
@@ -27,6 +26,7 @@ from quire.log.types import ConversationOrigin
 from quire.model import Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from quire.model.json_values import dump_json, filter_objects, get_object, get_text
 from quire.model.messages import ToolResultContent
+from quire.sources.base import SourceCompaction, SourceConversation, SourceError, SourceMessage, StoredSource
 from quire.wire.media import build_data_url
 
 _STATE_TYPES = frozenset({"session", "model_change", "thinking_level_change", "label", "session_info", "title"})

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.importers.base import SourceCompaction, SourceConversation, SourceError, SourceMessage, StoredSource
 from quire.importers.google_content import list_parts, make_usage, parse_parts
 from quire.importers.message_trees import MessageLinks
 from quire.importers.places import find_home
@@ -17,6 +16,7 @@ from quire.importers.source_fields import parse_time, read_count, read_title, re
 from quire.log.types import ConversationOrigin
 from quire.model import Message, Role
 from quire.model.json_values import filter_objects, get_object, get_text
+from quire.sources.base import SourceCompaction, SourceConversation, SourceError, SourceMessage, StoredSource
 
 _USAGE_NAMES = ("promptTokenCount", "cachedContentTokenCount", "candidatesTokenCount", "thoughtsTokenCount")
 _TELEMETRY_NAMES = (

@@ -18,9 +18,9 @@ from typing import IO, Any, NamedTuple, ParamSpec, TypeVar
 
 from pydantic_core import from_json
 
-from quire.importers.base import SourceError
 from quire.model.base import replace_lone_surrogates
 from quire.model.json_values import is_object
+from quire.sources.base import SourceError
 from quire.wire.json_limits import exceeds_json_limit
 
 _Params = ParamSpec("_Params")

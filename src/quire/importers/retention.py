@@ -1,12 +1,12 @@
 """When programs delete their own transcripts, by what they say themselves."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from quire.importers.readers import parse_json
 from quire.model.json_values import get_object, is_object
+from quire.sources.base import Deletion
 
 DEFAULT_DAYS = 30
 MAX_SETTINGS_BYTES = 1_000_000
@@ -15,25 +15,7 @@ _ENDING_CHARS = 8
 """Characters of a session's id at the end of the names of its files."""
 
 
-class Deletion(NamedTuple):
-    path: Path
-    session: str
-    """Id of the session in the program, or the beginning of it."""
-    at: float
-    """Seconds since 1970; in the past if the program deletes it at its next start."""
-    reason: str
-
-
-def find_deletions(source: str, root: Path, files: Mapping[Path, float]) -> Iterator[Deletion]:
-    """The files of a source below `root` that its program will delete, with the time; none if it deletes nothing.
-
-    `files` has the time of each one's last change.
-    """
-    if (find := _PROGRAMS.get(source)) is not None:
-        yield from find(root, files)
-
-
-def _find_claude_code(root: Path, files: Mapping[Path, float]) -> Iterator[Deletion]:
+def find_claude_code_deletions(root: Path, files: Mapping[Path, float]) -> Iterator[Deletion]:
     # `root` is `projects`, next to the settings.
     days = _read_settings(root.parent / "settings.json").get("cleanupPeriodDays", DEFAULT_DAYS)
     if isinstance(days, int) and days > 0:
@@ -43,7 +25,7 @@ def _find_claude_code(root: Path, files: Mapping[Path, float]) -> Iterator[Delet
             yield Deletion(file, session, changed_at + days * _DAY_SECONDS, f"cleanupPeriodDays is {days}")
 
 
-def _find_gemini(root: Path, files: Mapping[Path, float]) -> Iterator[Deletion]:
+def find_gemini_deletions(root: Path, files: Mapping[Path, float]) -> Iterator[Deletion]:
     folder = root if root.name == ".gemini" else root.parent
     retention = get_object(get_object(_read_settings(folder / "settings.json"), "general"), "sessionRetention")
     if retention.get("enabled") is False:
@@ -68,9 +50,3 @@ def _read_settings(path: Path) -> dict[str, object]:
     except (OSError, ValueError):
         return {}
     return value if is_object(value) else {}
-
-
-_PROGRAMS: dict[str, Callable[[Path, Mapping[Path, float]], Iterator[Deletion]]] = {
-    "claude-code": _find_claude_code,
-    "gemini": _find_gemini,
-}

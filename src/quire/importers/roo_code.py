@@ -11,14 +11,6 @@ from typing import Any, NamedTuple
 
 from quire.errors import InvalidEntry
 from quire.importers.anthropic_content import parse_content
-from quire.importers.base import (
-    SourceCompaction,
-    SourceConversation,
-    SourceError,
-    SourceMessage,
-    StoredSource,
-    make_origin,
-)
 from quire.importers.message_trees import MessageLinks
 from quire.importers.places import list_editor_folders
 from quire.importers.readers import parse_json, read_json_file
@@ -33,6 +25,14 @@ from quire.importers.source_fields import (
 )
 from quire.model import Usage
 from quire.model.json_values import filter_objects, get_text, is_object
+from quire.sources.base import (
+    SourceCompaction,
+    SourceConversation,
+    SourceError,
+    SourceMessage,
+    StoredSource,
+    make_origin,
+)
 
 HISTORY_FILE = "api_conversation_history.json"
 _UI_FILE = "ui_messages.json"

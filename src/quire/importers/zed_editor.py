@@ -4,7 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.importers.base import (
+from quire.importers.message_trees import MessageLinks
+from quire.importers.places import find_data_folder, list_application_folders
+from quire.importers.readers import MAX_CELL_BYTES, import_zstd, open_sqlite, parse_json
+from quire.importers.source_fields import add_usage, list_values, make_url_part, parse_time, read_id, read_title
+from quire.model import Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, Usage
+from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object
+from quire.sources.base import (
     SourceCompaction,
     SourceConversation,
     SourceError,
@@ -13,12 +19,6 @@ from quire.importers.base import (
     is_before,
     make_origin,
 )
-from quire.importers.message_trees import MessageLinks
-from quire.importers.places import find_data_folder, list_application_folders
-from quire.importers.readers import MAX_CELL_BYTES, import_zstd, open_sqlite, parse_json
-from quire.importers.source_fields import add_usage, list_values, make_url_part, parse_time, read_id, read_title
-from quire.model import Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, Usage
-from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object
 from quire.wire.labels import label_text
 from quire.wire.media import build_data_url
 

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from quire.model.json_values import dump_json
-from quire.resume.history import AdaptedHistory, AgentTraits
+from quire.resume.history import AdaptedHistory, AgentTraits, SessionWriter
 from quire.resume.session import NativeSession, SessionPlace, format_time
 from quire.wire.messages.render import IMAGE_MEDIA_TYPES, AnthropicMessagesFormat
 
@@ -60,6 +60,9 @@ def build_session(history: AdaptedHistory, place: SessionPlace) -> NativeSession
     folder = place.find_folder("CLAUDE_CONFIG_DIR", ".claude") / "projects" / name_project_folder(str(place.folder))
     text = "".join(f"{dump_json(line)}\n" for line in lines)
     return NativeSession(id=session, path=folder / f"{session}.jsonl", text=text, arguments=("--resume", session))
+
+
+WRITER = SessionWriter(TRAITS, build_session)
 
 
 def name_project_folder(folder: str) -> str:

@@ -11,7 +11,7 @@ from uuid import UUID
 from quire.model.ids import now
 from quire.model.json_values import dump_json
 from quire.model.messages import Message
-from quire.resume.history import AdaptedHistory, AgentTraits
+from quire.resume.history import AdaptedHistory, AgentTraits, SessionWriter
 from quire.resume.session import NativeSession, SessionPlace, format_time
 from quire.wire.responses.render import OpenAIResponsesFormat
 
@@ -48,6 +48,9 @@ def build_session(history: AdaptedHistory, place: SessionPlace) -> NativeSession
     path = folder / f"rollout-{local:%Y-%m-%dT%H-%M-%S}-{session}.jsonl"
     text = "".join(f"{dump_json(line)}\n" for line in lines)
     return NativeSession(id=session, path=path, text=text, arguments=("resume", session))
+
+
+WRITER = SessionWriter(TRAITS, build_session)
 
 
 def _render_items(message: Message) -> list[dict[str, Any]]:

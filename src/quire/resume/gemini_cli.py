@@ -16,7 +16,7 @@ from quire.model import FilePart, ImagePart, TextPart, ToolCallPart, ToolResultP
 from quire.model.ids import now
 from quire.model.json_values import dump_json, get_object, parse_object
 from quire.model.messages import Message, ToolResultContent
-from quire.resume.history import AdaptedHistory, AgentTraits
+from quire.resume.history import AdaptedHistory, AgentTraits, SessionWriter
 from quire.resume.session import NativeSession, SessionPlace, format_time
 from quire.wire.media import split_data_url
 
@@ -68,6 +68,9 @@ def build_session(history: AdaptedHistory, place: SessionPlace) -> NativeSession
         arguments=("--resume", session),
         markers={project / _MARKER: folder},
     )
+
+
+WRITER = SessionWriter(TRAITS, build_session)
 
 
 def _find_project_folder(home: Path, folder: str) -> Path:

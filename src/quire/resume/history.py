@@ -7,7 +7,7 @@ result, tools that the agent does not have become text, and what it cannot take 
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeGuard
 from uuid import uuid4
@@ -28,8 +28,8 @@ from quire.model import (
 from quire.model.json_values import dump_json, parse_object
 from quire.model.messages import ToolResultContent
 from quire.model.state import ActiveCompaction, apply_entry
-from quire.resume.session import TimedMessage
-from quire.resume.tool_equivalents import ProgramName, translate_call
+from quire.resume.session import NativeSession, SessionPlace, TimedMessage
+from quire.resume.tool_equivalents import translate_call
 from quire.wire.base import BlobLoader
 from quire.wire.compaction_blocks import drop_summary_requests
 from quire.wire.labels import describe_drop, label_text
@@ -48,7 +48,7 @@ _TEXT_MEDIA_TYPES = ("text/", "application/json", "application/xml", "applicatio
 class AgentTraits:
     """What an agent takes: its name as a program and as a client in the log, and the media of its messages."""
 
-    name: ProgramName
+    name: str
     client: str
     """Beginning of the client's name in the origin of conversations that the agent itself held."""
     source: str
@@ -66,6 +66,13 @@ class AdaptedHistory(NamedTuple):
     """Each assistant message with calls is followed by one tool message with all their results, in that order."""
     changes: Counter[str]
     """What was left out or written in another form, and how often."""
+
+
+class SessionWriter(NamedTuple):
+    """What an agent's module gives to the entry point `quire.resume`."""
+
+    traits: AgentTraits
+    build_session: Callable[[AdaptedHistory, SessionPlace], NativeSession]
 
 
 def select_messages(entries: Iterable[Entry], changes: Counter[str] | None = None) -> list[TimedMessage]:

@@ -14,7 +14,7 @@ from quire.model import FilePart, ImagePart, TextPart, ToolCallPart, ToolResultP
 from quire.model.ids import now
 from quire.model.json_values import dump_json, filter_objects, get_text, parse_object
 from quire.model.messages import ToolResultContent
-from quire.resume.history import AdaptedHistory, AgentTraits
+from quire.resume.history import AdaptedHistory, AgentTraits, SessionWriter
 from quire.resume.session import NativeSession, SessionPlace
 
 TRAITS = AgentTraits(
@@ -92,6 +92,9 @@ def build_session(history: AdaptedHistory, place: SessionPlace) -> NativeSession
         arguments=("--session", session),
         import_arguments=("import", str(path)),
     )
+
+
+WRITER = SessionWriter(TRAITS, build_session)
 
 
 class _IdSequence:

@@ -1,20 +1,14 @@
-"""All agents whose sessions can be written, by the name of their program. A new agent is one module and one line."""
+"""All agents whose sessions can be written, by the name of their program: the entry points `quire.resume`."""
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
-
-from quire.resume import claude_code, codex, gemini_cli, opencode
-from quire.resume.history import AdaptedHistory, AgentTraits
-from quire.resume.session import NativeSession, SessionPlace
-from quire.resume.tool_equivalents import ProgramName
+from quire.errors import InvalidRequest
+from quire.plugins import load_plugins
+from quire.resume.history import SessionWriter
 
 
-class SessionWriter(NamedTuple):
-    traits: AgentTraits
-    build_session: Callable[[AdaptedHistory, SessionPlace], NativeSession]
-
-
-_MODULES = (claude_code, codex, opencode, gemini_cli)
-WRITERS: Mapping[ProgramName, SessionWriter] = {
-    module.TRAITS.name: SessionWriter(module.TRAITS, module.build_session) for module in _MODULES
-}
+def find_writer(program: str) -> SessionWriter:
+    writers = load_plugins("quire.resume")
+    if program not in writers:
+        raise InvalidRequest(
+            f"{program!r} is no agent that can continue a session; choose one of: {', '.join(writers)}."
+        )
+    return writers[program]

@@ -4,9 +4,7 @@ A call is translated only if every argument has an equivalent: what is lost in a
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
-
-ProgramName = Literal["claude", "codex", "opencode", "gemini"]
+from typing import Any, NamedTuple
 
 
 class _ToolForm(NamedTuple):
@@ -16,7 +14,7 @@ class _ToolForm(NamedTuple):
     arguments: Mapping[str, str]
 
 
-_EQUIVALENT_TOOLS: tuple[Mapping[ProgramName, _ToolForm], ...] = (
+_EQUIVALENT_TOOLS: tuple[Mapping[str, _ToolForm], ...] = (
     {
         "claude": _ToolForm("Bash", {"command": "command"}),
         "codex": _ToolForm("exec_command", {"command": "cmd", "folder": "workdir"}),
@@ -56,9 +54,7 @@ _OMITTED_ARGUMENTS = frozenset(
 """Arguments that say how long to wait or what to show, not what is done."""
 
 
-def translate_call(
-    name: str, arguments: Mapping[str, Any], *, program: ProgramName
-) -> tuple[str, dict[str, Any]] | None:
+def translate_call(name: str, arguments: Mapping[str, Any], *, program: str) -> tuple[str, dict[str, Any]] | None:
     """The call as a tool of `program` and its arguments, or None if that program has none that does the same."""
     given = {key: value for key, value in arguments.items() if key not in _OMITTED_ARGUMENTS}
     for forms in _EQUIVALENT_TOOLS:

@@ -15,9 +15,9 @@ from quire.concurrency.worker_threads import IMPORT_THREADS
 from quire.engine import Engine
 from quire.engine.file_import import ImportOptions, ImportReport, import_files
 from quire.errors import Conflict, NotFound, QuireError, TooManyRequests
-from quire.importers.base import Source
 from quire.model.ids import new_id, now
 from quire.schemas.imports import ImportJobSchema, ImportStatus
+from quire.sources.base import Source
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,6 @@ from quire.engine.file_import import ImportOptions
 from quire.engine.message_index import schedule_indexing
 from quire.engine.shared_transcript import SharedTranscript
 from quire.errors import ImportFailed, InvalidRequest
-from quire.importers.registry import SOURCES
 from quire.log import MAIN_BRANCH
 from quire.schemas.imports import ImportJobListSchema, ImportJobSchema, ImportSourceListSchema, ImportSourceSchema
 from quire.schemas.records import ConversationSchema
@@ -31,6 +30,7 @@ from quire.server.dependencies import (
     WriteEngine,
 )
 from quire.server.event_stream import ClosingStreamingResponse, ndjson_responses
+from quire.sources.registry import SOURCES
 from quire.store.export_import import ExportLine
 
 router = APIRouter(prefix="/api", tags=["transfer"])

@@ -4,11 +4,11 @@ from base64 import b64decode
 from binascii import Error as Base64Error
 from hashlib import sha256
 
-from quire.importers.base import SourceMessage
 from quire.log.imports import ImportItem, make_item_id
 from quire.log.types import Blob
 from quire.model import Compaction, EntryMetadata, FilePart, ImagePart, Part, ToolResultPart
 from quire.model.entry_bodies import IMPORTED_STRATEGY
+from quire.sources.base import SourceMessage
 from quire.wire.media import split_data_url
 
 

@@ -1,7 +1,8 @@
 """What a source of conversations yields: conversations, their messages as a tree, and errors of single items.
 
 A source reads files of another program and writes nothing. It yields the items in a stable order and under stable ids,
-so that a second import recognizes every message. A new source is one module here and one line in `registry`.
+so that a second import recognizes every message. A new source is one module and its line among the entry points
+`quire.sources`, in the package that has it.
 """
 
 import os
@@ -11,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from quire.log.types import ConversationOrigin
 from quire.model import Message, Usage
@@ -120,6 +121,17 @@ class SourceError(NamedTuple):
         return cls(str(item)[-MAX_ERROR_ITEM_CHARS:], str(reason)[:MAX_ERROR_REASON_CHARS])
 
 
+class Deletion(NamedTuple):
+    """A file that its program will delete."""
+
+    path: Path
+    session: str
+    """Id of the session in the program, or the beginning of it."""
+    at: float
+    """Seconds since 1970; in the past if the program deletes it at its next start."""
+    reason: str
+
+
 class Source(Protocol):
     """A program whose conversations can be imported."""
 
@@ -155,6 +167,18 @@ class Source(Protocol):
         """Conversations of one file from `find_files`.
 
         With `since` (microseconds since 1970), conversations whose last change is earlier may be skipped.
+        """
+        ...
+
+
+@runtime_checkable
+class DeletesFiles(Protocol):
+    """What a source has besides if its program deletes its own files."""
+
+    def find_deletions(self, root: Path, files: Mapping[Path, float]) -> Iterator[Deletion]:
+        """The files below one of its default paths that the program will delete, with the time.
+
+        `files` has the time of each one's last change.
         """
         ...
 

@@ -1,0 +1,46 @@
+"""What hangs on by an entry point: programs to import from, agents to resume in, commands, routes and jobs.
+
+Ours use the same groups as those of other packages, so that nothing of the core imports them.
+"""
+
+import logging
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
+
+_logger = logging.getLogger(__name__)
+
+PluginGroup = Literal["quire.sources", "quire.resume", "quire.commands", "quire.routes", "quire.jobs"]
+OWN_DISTRIBUTION = "quire-core"
+
+
+def find_plugins(group: PluginGroup) -> dict[str, EntryPoint]:
+    """The entry points of a group by name, ours first. Another package adds to ours, and replaces none."""
+    found: dict[str, EntryPoint] = {}
+    for point in sorted(entry_points(group=group), key=lambda each: not _is_own(each)):
+        if point.name in found:
+            _warn(point, f"the name is taken by {found[point.name].value}")
+        else:
+            found[point.name] = point
+    return found
+
+
+def load_plugins(group: PluginGroup) -> dict[str, Any]:
+    """Imports all plugins of a group. One of another package that cannot be imported is left out, with a warning."""
+    loaded: dict[str, Any] = {}
+    for name, point in find_plugins(group).items():
+        try:
+            loaded[name] = point.load()
+        except Exception as error:
+            if _is_own(point):
+                raise
+            _warn(point, f"{type(error).__name__}: {error}")
+    return loaded
+
+
+def _is_own(point: EntryPoint) -> bool:
+    return point.dist is not None and point.dist.name == OWN_DISTRIBUTION
+
+
+def _warn(point: EntryPoint, reason: str) -> None:
+    package = point.dist.name if point.dist is not None else "an unknown package"
+    _logger.warning("%s %r of %s is left out: %s.", point.group, point.name, package, reason)
