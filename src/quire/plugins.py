@@ -25,16 +25,20 @@ def find_plugins(group: PluginGroup) -> dict[str, EntryPoint]:
 
 
 def load_plugins(group: PluginGroup) -> dict[str, Any]:
-    """Imports all plugins of a group. One of another package that cannot be imported is left out, with a warning."""
-    loaded: dict[str, Any] = {}
-    for name, point in find_plugins(group).items():
-        try:
-            loaded[name] = point.load()
-        except Exception as error:
-            if _is_own(point):
-                raise
-            _warn(point, f"{type(error).__name__}: {error}")
-    return loaded
+    """Imports all plugins of a group, without those that cannot be imported."""
+    loaded = {name: load_plugin(point) for name, point in find_plugins(group).items()}
+    return {name: plugin for name, plugin in loaded.items() if plugin is not None}
+
+
+def load_plugin(point: EntryPoint) -> Any | None:
+    """Imports a plugin. None, with a warning, if it is of another package and cannot be imported."""
+    try:
+        return point.load()
+    except Exception as error:
+        if _is_own(point):
+            raise
+        _warn(point, f"{type(error).__name__}: {error}")
+        return None
 
 
 def _is_own(point: EntryPoint) -> bool:

@@ -20,7 +20,8 @@ import typer
 from cli_fixtures import CliHome, invoke_cli, validate_document
 
 from quire.cli import command_reference, output
-from quire.cli.app import COMMAND_GROUPS, SINGLE_COMMANDS
+from quire.cli.app import SINGLE_COMMANDS
+from quire.cli.command_groups import COMMAND_GROUPS
 from quire.model import Message
 from quire.schemas import JsonModel
 from quire.store import SqlStore

@@ -162,7 +162,8 @@ import sys
 for name in {modules}:
     sys.modules[name] = None
 import importlib
-from quire.cli.app import COMMAND_GROUPS, SINGLE_COMMANDS
+from quire.cli.app import SINGLE_COMMANDS
+from quire.cli.command_groups import COMMAND_GROUPS
 for name in (*COMMAND_GROUPS, *SINGLE_COMMANDS):
     importlib.import_module("quire.cli." + ("import_" if name == "import" else name))
 """

@@ -7,7 +7,8 @@ import pytest
 from cli_fixtures import CliHome, invoke_cli
 
 from quire.cli.agent_programs import AGENT_PROGRAMS
-from quire.cli.app import COMMAND_GROUPS, SINGLE_COMMANDS
+from quire.cli.app import SINGLE_COMMANDS
+from quire.cli.command_groups import COMMAND_GROUPS
 from quire.cli.init import PROVIDER_KEYS
 from quire.cli.welcome import AGENT_PROGRAM_NAMES, FirstRun, format_welcome
 

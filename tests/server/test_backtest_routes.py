@@ -10,11 +10,11 @@ from fastapi import FastAPI
 from server_helpers import create_key_for
 
 from quire.backtest import combine_variants, run_backtest, runner, select_conversations
+from quire.backtest import routes as backtest_routes
+from quire.backtest.schemas import BacktestSchema
 from quire.engine import Conversation
 from quire.jobs import JobRunner, LocalJobs
 from quire.model import Message
-from quire.schemas.backtests import BacktestSchema
-from quire.server.routes import insights as backtest_routes
 from quire.server.state import ServerState
 from quire.store import SqlStore, backtests
 

@@ -3,18 +3,16 @@
 Errors of the library end here, as one line on standard error and an exit code (see `quire.cli.common`).
 """
 
-from importlib import import_module
-from importlib.util import find_spec
-from keyword import iskeyword
+from importlib.metadata import EntryPoint
 from typing import Annotated, Any, cast
 
 import typer
 
 from quire import __version__
-from quire.cli.command_groups import COMMAND_GROUPS
 from quire.cli.common import PlainGroup, command, enable_garbage_collection, to_exit_code
 from quire.cli.output import print_note
 from quire.errors import QuireError
+from quire.plugins import find_plugins, load_plugin
 
 SINGLE_COMMANDS = {
     "scan": "quire scan --html report.html",
@@ -50,18 +48,19 @@ HELP_PANELS = {
     "Settings": "config doctor trust",
 }
 """Commands in the order of `quire --help`."""
+OTHER_PANEL = "Other packages"
 _PANELS_BY_COMMAND = {name: panel for panel, names in HELP_PANELS.items() for name in names.split()}
+_ORDER = {name: number for number, name in enumerate(_PANELS_BY_COMMAND)}
 
 
 class LazyCommandGroup(PlainGroup):
-    """Command group that loads a command on first use and omits commands whose module is not installed."""
+    """Command group of the entry points `quire.commands`, each loaded on first use."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._module_names = tuple(
-            name for name in _PANELS_BY_COMMAND if name in COMMAND_GROUPS or find_spec(_get_module(name)) is not None
-        )
-        self.commands = cast(Any, {**dict.fromkeys(self._module_names), **self.commands})
+        self._plugins = find_plugins("quire.commands")
+        names = sorted(self._plugins, key=lambda name: _ORDER.get(name, len(_ORDER)))
+        self.commands = cast(Any, {**dict.fromkeys(names), **self.commands})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """`quire @agent "question"` is short for `quire ask @agent "question"`, with or without options before it."""
@@ -69,19 +68,8 @@ class LazyCommandGroup(PlainGroup):
         return super().parse_args(ctx, ["ask", *args] if first.startswith("@") else args)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in self._module_names and self.commands[cmd_name] is None:
-            module = import_module(_get_module(cmd_name))
-            if cmd_name in COMMAND_GROUPS:
-                loaded: Any = typer.main.get_command(module.app)
-            else:
-                enable_garbage_collection()
-                single = typer.Typer(add_completion=False)
-                # Options after the name of a program are the program's own.
-                settings = {"allow_interspersed_args": False} if cmd_name == "run" else None
-                command(single, SINGLE_COMMANDS[cmd_name], name=cmd_name, context_settings=settings)(module.command)
-                loaded = typer.main.get_command(single)
-            loaded.name, loaded.rich_help_panel = cmd_name, _PANELS_BY_COMMAND[cmd_name]
-            self.commands[cmd_name] = loaded
+        if cmd_name in self._plugins and self.commands[cmd_name] is None:
+            self.commands[cmd_name] = cast(Any, _load_command(cmd_name, self._plugins[cmd_name]))
         return self.commands.get(cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
@@ -92,9 +80,21 @@ class LazyCommandGroup(PlainGroup):
             raise typer.Exit(to_exit_code(error)) from error
 
 
-def _get_module(name: str) -> str:
-    """The module of a command; a keyword of Python has an underscore after it."""
-    return f"quire.cli.{name}_" if iskeyword(name) else f"quire.cli.{name}"
+def _load_command(name: str, point: EntryPoint) -> Any:
+    """The command of an entry point: a function that becomes a command, or a Typer app of several."""
+    plugin = load_plugin(point)
+    if plugin is None:
+        return None
+    if not isinstance(plugin, typer.Typer):
+        enable_garbage_collection()
+        single = typer.Typer(add_completion=False)
+        # Options after the name of a program are the program's own.
+        settings = {"allow_interspersed_args": False} if name == "run" else None
+        command(single, SINGLE_COMMANDS.get(name, f"quire {name}"), name=name, context_settings=settings)(plugin)
+        plugin = single
+    loaded: Any = typer.main.get_command(plugin)
+    loaded.name, loaded.rich_help_panel = name, _PANELS_BY_COMMAND.get(name, OTHER_PANEL)
+    return loaded
 
 
 app = typer.Typer(

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, assert_never
 
-from quire.backtest.runner import run_shard
 from quire.compaction.document_summaries import (
     MAX_SUMMARY_CHARS,
     extract_first_paragraph,
@@ -34,6 +33,7 @@ from quire.jobs.base import NO_WORK, EngineProvider, Job, JobKind, JobOutcome, l
 from quire.llm import Model
 from quire.model import Compaction, Restore
 from quire.model.ids import now
+from quire.plugins import load_plugins
 from quire.store import SqlStore
 from quire.usage.insights import count_usage
 
@@ -94,7 +94,8 @@ class JobRunner:
             case "thin_manifests":
                 return JobOutcome(await self._thin_manifests(job, engine, store))
             case "backtest":
-                return JobOutcome(await run_shard(engine, store, job.conversation, job.branch))
+                run = load_plugins("quire.jobs")[job.kind]
+                return JobOutcome(await run(engine, store, job.conversation, job.branch))
         assert_never(job.kind)
 
     async def _index_vault(self, job: Job, engine: Engine) -> JobOutcome:

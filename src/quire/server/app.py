@@ -3,6 +3,7 @@
 from fastapi import APIRouter, FastAPI
 
 from quire.errors import MissingExtra
+from quire.plugins import load_plugins
 from quire.server import gateway
 from quire.server.auth import AuthMiddleware, LocalAuthMiddleware, get_key_verifier
 from quire.server.gateway.response import ErrorFormatMiddleware
@@ -24,6 +25,7 @@ for _router in (
     gateway.conversations_router,
     gateway.gemini_router,
     *ROUTERS,
+    *load_plugins("quire.routes").values(),
     gateway.other_paths_router,
 ):
     _API.include_router(_router)

@@ -36,7 +36,6 @@ ROUTERS = (
     keys.router,
     search.router,
     insights.router,
-    insights.backtests_router,
     transfer.router,
     transfer.imports_router,
     team.router,
