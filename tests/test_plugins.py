@@ -44,7 +44,7 @@ def test_a_package_adds_a_source_and_a_command(installed: Path, tmp_path: Path):
     dry = run_quire(tmp_path, "import", "plain-logs", "--dry-run", packages=installed)
     assert "Found 2 new messages in 1 conversation" in dry.stdout
     scan = run_quire(tmp_path, "scan", packages=installed)
-    assert "Plain logs" in scan.stdout, scan
+    assert "Plain logs: tides.txt:3" in scan.stderr, scan
     longest = run_quire(tmp_path, "longest", "tides", packages=installed)
     assert longest.stdout.startswith("#2 29 characters: At 06:12"), longest
 

@@ -4,8 +4,8 @@ import pytest
 from cli_fixtures import TIDES_ID, TURNS, CliHome, invoke_cli, run_json, validate_document
 from rich.cells import cell_len
 
-from quire.backtest.command import MAX_COLUMNS, MIN_COLUMNS, draw_plot
-from quire.backtest.schemas import BacktestSchema, SeriesPointSchema
+from quire.lab.command import MAX_COLUMNS, MIN_COLUMNS, draw_plot
+from quire.lab.schemas import BacktestSchema, SeriesPointSchema
 
 STEP_FIELDS = {"conversation", "variant", "turn", "step", "tokens", "cached_tokens", "matches_recorded"}
 

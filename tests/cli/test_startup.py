@@ -40,7 +40,7 @@ NOT_IMPORTED_BY_CONTEXT_SHOW = {
     "sqlalchemy.orm",
 }
 """Modules of packages that it does import, but of which it uses other parts."""
-MAX_MODULES_OF_CONTEXT_SHOW = 620
+MAX_MODULES_OF_CONTEXT_SHOW = 621
 QUICK_COMMANDS = {
     ("statusline",): set[str](),
     ("hook", "claude-code"): set[str](),

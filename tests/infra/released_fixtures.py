@@ -21,10 +21,10 @@ from infra.postgres import Cluster, find_binaries
 from quire.db import migrate
 from quire.engine import Conversation, Engine, open_engine
 from quire.engine.file_import import import_files, make_conversation_id
-from quire.importers.registry import SOURCES
 from quire.log import Citation
 from quire.model import Message, ToolCallPart
 from quire.settings.toml_template import render_settings_template
+from quire.sources.registry import SOURCES
 from quire.store import SqlStore
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "released"

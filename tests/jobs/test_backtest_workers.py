@@ -9,8 +9,8 @@ from test_worker_process import start_worker_process
 
 from quire.backtest import BacktestReport, run_backtest, select_conversations
 from quire.backtest.runner import BacktestSpec, create_backtest, parse_report
-from quire.backtest.schemas import BacktestSchema
 from quire.jobs import Job, JobQueue
+from quire.lab.schemas import BacktestSchema
 from quire.store import SqlStore
 from quire.store.backtests import BacktestRecord
 

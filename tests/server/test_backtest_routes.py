@@ -10,10 +10,10 @@ from fastapi import FastAPI
 from server_helpers import create_key_for
 
 from quire.backtest import combine_variants, run_backtest, runner, select_conversations
-from quire.backtest import routes as backtest_routes
-from quire.backtest.schemas import BacktestSchema
 from quire.engine import Conversation
 from quire.jobs import JobRunner, LocalJobs
+from quire.lab import routes as backtest_routes
+from quire.lab.schemas import BacktestSchema
 from quire.model import Message
 from quire.server.state import ServerState
 from quire.store import SqlStore, backtests

@@ -69,7 +69,7 @@ class LazyCommandGroup(PlainGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in self._plugins and self.commands[cmd_name] is None:
-            self.commands[cmd_name] = cast(Any, _load_command(cmd_name, self._plugins[cmd_name]))
+            self.commands[cmd_name] = _load_command(cmd_name, self._plugins[cmd_name])
         return self.commands.get(cmd_name)
 
     def invoke(self, ctx: Any) -> Any:

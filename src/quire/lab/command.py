@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-    from quire.backtest.schemas import BacktestSchema, EstimateSchema, SeriesPointSchema
+    from quire.lab.schemas import BacktestSchema, EstimateSchema, SeriesPointSchema
 
 DEFAULT_STRATEGIES = ("discard", "summarize", "hybrid")
 DEFAULT_SAMPLE = 100
@@ -80,8 +80,8 @@ async def command(
     what the replies cited, quoted or read from the history, the share that the request did not have in view.
     """
     from quire.backtest import combine_variants, run_backtest, select_conversations
-    from quire.backtest.schemas import BacktestSchema, BacktestStepsSchema, SimulatedStepSchema
     from quire.cli.engine_setup import open_engine_from_settings
+    from quire.lab.schemas import BacktestSchema, BacktestStepsSchema, SimulatedStepSchema
 
     variants = combine_variants(strategy or DEFAULT_STRATEGIES, windows=window or (), models=model or ())
     if not conversations and project is None and sample is None:

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from quire.backtest import MAX_VARIANTS, select_conversations
 from quire.backtest.runner import BacktestSpec, create_backtest
-from quire.backtest.schemas import BacktestJobListSchema, BacktestJobSchema, BacktestResultSchema
 from quire.jobs import Job
+from quire.lab.schemas import BacktestJobListSchema, BacktestJobSchema, BacktestResultSchema
 from quire.log import MAIN_BRANCH
 from quire.model.ids import now
 from quire.model.policy import MAX_MODEL_NAME_CHARS
