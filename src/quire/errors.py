@@ -316,14 +316,20 @@ _SPEND_CAP_REMEDIES: dict[SpendScope, str] = {
 
 
 class SpendCapReached(QuireError):
-    """A conversation, an API key or a tenant reached its spend cap."""
+    """A conversation, an API key or a tenant reached its spend cap, or cannot pay the next call's input."""
 
-    def __init__(self, *, spent: float, cap: float, scope: SpendScope = "conversation") -> None:
-        self.spent, self.cap, self.scope = spent, cap, scope
+    def __init__(self, *, spent: float, cap: float, scope: SpendScope = "conversation", estimated: float = 0.0) -> None:
+        self.spent, self.cap, self.scope, self.estimated = spent, cap, scope, estimated
         subject = "API key" if scope == "key" else scope
+        refusal, remedy = "nothing more is sent", _SPEND_CAP_REMEDIES[scope]
+        if estimated:
+            refusal = (
+                f"{format_usd(cap - spent)} is left, and the input of this call is estimated at "
+                f"{format_usd(estimated)}, so it is not sent"
+            )
+            remedy = f"Send a shorter request. {remedy}"
         super().__init__(
-            f"The {subject} has cost {format_usd(spent)}, and its cap is {format_usd(cap)}: nothing more is "
-            f"sent. {_SPEND_CAP_REMEDIES[scope]}"
+            f"The {subject} has cost {format_usd(spent)}, and its cap is {format_usd(cap)}: {refusal}. {remedy}"
         )
 
 

@@ -363,6 +363,15 @@ async def test_a_cap_stops_before_the_next_call_summaries_included(store: SqlSto
             await call
 
 
+async def test_a_request_that_the_cap_cannot_pay_is_not_given_out(store: SqlStore):
+    engine = make_engine(store, ScriptedModel(name="gpt-4o"), max_spend=0.001)
+    conversation = await engine.conversation("c")
+    await conversation.prepare("and now?")
+    with pytest.raises(SpendCapReached, match=r"\$0.0010 is left, and the input .* is estimated at \$0.00"):
+        await conversation.prepare("word " * 1_000)
+    assert await conversation.cost() == 0
+
+
 async def test_a_refused_summary_counts_against_the_cap(store: SqlStore):
     engine = make_engine(store, ScriptedModel("", repeat=True, name="gpt-4o"), max_spend=1.0)
     conversation = await engine.conversation("c")

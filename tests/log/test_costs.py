@@ -45,6 +45,27 @@ async def test_a_cap_admits_calls_until_reservations_and_costs_reach_it(store: S
         assert (reached.value.scope, reached.value.spent) == (scope, pytest.approx(1.0))
 
 
+@pytest.mark.parametrize(
+    ("caps", "scope"),
+    [(SpendCaps(conversation=1.0), "conversation"), (SpendCaps(key=1.0), "key"), (SpendCaps(tenant=1.0), "tenant")],
+)
+async def test_a_call_whose_input_exceeds_what_is_left_is_refused(store: SqlStore, caps: SpendCaps, scope: str):
+    await store.create_conversation("c")
+    await store.spending.add_cost("c", 0.7, key_id=KEY)
+    for call in (
+        store.spending.reserve("c", 0.5, caps, key_id=KEY, input_usd=0.4),
+        store.spending.check("c", caps, key_id=KEY, input_usd=0.4),
+    ):
+        with pytest.raises(SpendCapReached, match=r"\$0.3000 is left, and the input .* at \$0.4000") as refused:
+            await call
+        assert (refused.value.scope, refused.value.estimated) == (scope, 0.4)
+    reservation = await store.spending.reserve("c", 0.2, caps, key_id=KEY, input_usd=0.1)
+    with pytest.raises(SpendReserved):
+        await store.spending.reserve("c", 0.2, caps, key_id=KEY, input_usd=0.2)
+    await store.spending.settle(reservation, 0.1)
+    await store.spending.reserve("c", 9.0, caps, key_id=KEY, input_usd=0.2)
+
+
 async def test_a_cap_counts_only_what_belongs_to_it(store: SqlStore):
     caps = SpendCaps(conversation=1.0, key=1.0, tenant=10.0)
     await store.spending.reserve("c", 1.0, caps, key_id=KEY)

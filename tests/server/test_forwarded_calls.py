@@ -133,7 +133,7 @@ class TestSpending:
 
     @pytest.mark.every_database
     async def test_a_compaction_costs_the_conversation_that_it_compacts(self, store: SqlStore):
-        async with open_gateway(store, max_spend=1.5 * CALL_DOLLARS) as (harness, up):
+        async with open_gateway(store, max_spend=1.99 * CALL_DOLLARS) as (harness, up):
             first = await post(harness, "/v1/responses", BODIES["/v1/responses"])
             conversation = first.headers["x-quire-conversation"]
             history = [

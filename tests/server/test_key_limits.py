@@ -72,6 +72,16 @@ class TestSpendCapOfKey:
             other = await harness.ask(user_message("with another key"))
             assert other.status_code == 200
 
+    async def test_a_call_whose_input_costs_more_than_is_left_never_leaves(self, store: SqlStore):
+        key, text = await store.keys.create("capped", ["chat"], max_spend=0.001)
+        async with open_gateway(store) as (harness, up):
+            refused = await ask(harness, text, "word " * 1_000, model="house")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (402, "spend_cap_reached")
+            assert "$0.0010 is left, and the input of this call is estimated at $0.0025" in refused.text
+            assert (up.requests, await store.spending.sum_by_key()) == ([], {})
+            assert (await ask(harness, text, "a short one", model="house")).status_code == 200
+            assert await store.spending.sum_by_key() == {key.id: pytest.approx(CALL_DOLLARS)}
+
     async def test_a_model_of_unknown_price_is_refused_for_a_capped_key_only(self, store: SqlStore):
         _, text = await store.keys.create("capped", ["chat"], max_spend=1.0)
         async with open_gateway(store) as (harness, up):
@@ -82,7 +92,7 @@ class TestSpendCapOfKey:
 
     @pytest.mark.every_database
     async def test_calls_in_progress_hold_their_estimate_and_a_retry_succeeds(self, store: SqlStore):
-        _, text = await store.keys.create("capped", ["chat"], max_spend=0.0001)
+        _, text = await store.keys.create("capped", ["chat"], max_spend=0.001)
         received, release = asyncio.Event(), asyncio.Event()
 
         async def wait(request: UpstreamRequest) -> None:
@@ -102,7 +112,7 @@ class TestSpendCapOfKey:
 
     @pytest.mark.parametrize("status", [400, 429, 500])
     async def test_a_call_that_the_upstream_refuses_costs_nothing(self, store: SqlStore, status: int):
-        _, text = await store.keys.create("capped", ["chat"], max_spend=0.0001)
+        _, text = await store.keys.create("capped", ["chat"], max_spend=0.001)
 
         async def refuse(request: UpstreamRequest) -> None:
             await request.respond({"error": {"message": "no"}}, status)
@@ -218,12 +228,12 @@ class TestSpendCapAtSend:
     async def test_a_turn_fails_when_its_key_has_spent_its_cap(
         self, client: httpx2.AsyncClient, conversation: str, scripted: ScriptedAgent, store: SqlStore
     ):
-        key, text = await store.keys.create("capped", ["chat", "read"], max_spend=0.0001)
+        key, text = await store.keys.create("capped", ["chat", "read"], max_spend=0.004)
         scripted.set_script("It is noon.", repeat=True)
         headers = {"Authorization": f"Bearer {text}"}
         first = await client.post(f"{conversation}/send", json={"message": "one"}, headers=headers)
         assert parse_events(first.text)[-1].event == "turn_ended"
-        assert (await store.spending.sum_by_key())[key.id] > 0.0001
+        assert (await store.spending.sum_by_key())[key.id] > 0.004
         second = parse_events(
             (await client.post(f"{conversation}/send", json={"message": "two"}, headers=headers)).text
         )
@@ -235,7 +245,7 @@ class TestSpendCapAtSend:
     async def test_a_failed_call_releases_its_reservation(
         self, client: httpx2.AsyncClient, conversation: str, scripted: ScriptedAgent, store: SqlStore
     ):
-        _, text = await store.keys.create("capped", ["chat"], max_spend=0.0001)
+        _, text = await store.keys.create("capped", ["chat"], max_spend=0.005)
         headers = {"Authorization": f"Bearer {text}"}
         scripted.set_script(ModelUnavailable("gone"), "back")
         failed = await client.post(f"{conversation}/send", json={"message": "one"}, headers=headers)

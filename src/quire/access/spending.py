@@ -2,7 +2,8 @@
 
 All state is in the database, so that a cap holds for all nodes together. Before a call that a cap applies to, its
 estimated cost is reserved. The transaction that records the reply replaces the reservation by the actual cost. A call
-is admitted while what is spent and reserved is below the cap, so only the last admitted call can pass it.
+is admitted while what is spent and reserved is below the cap and leaves room for its input. How long its reply will be
+is not known, so the last admitted call can pass the cap by the cost of its reply.
 """
 
 from functools import cache
@@ -36,6 +37,8 @@ SPENDING_SHARDS = 8
 """Rows that hold the total of one API key. Conversations are distributed over them."""
 RESERVATION_SECONDS = 3_600
 """Seconds after which a reservation that no process settled no longer counts: its process has died."""
+ROUNDING_USD = 1e-9
+"""Difference of summed costs that counts as none."""
 NO_CONVERSATION = ""
 """Conversation of calls that belong to none, such as token counts."""
 NO_KEY = ""
@@ -91,6 +94,13 @@ class _Spending(NamedTuple):
     spent: float
     reserved: float
 
+    def check(self, input_usd: float) -> None:
+        """Raises `SpendCapReached` if the cap is spent, or what is left of it is less than the cost of this input."""
+        if self.spent >= self.cap:
+            raise SpendCapReached(scope=self.scope, spent=self.spent, cap=self.cap)
+        if self.spent + input_usd > self.cap + ROUNDING_USD:
+            raise SpendCapReached(scope=self.scope, spent=self.spent, cap=self.cap, estimated=input_usd)
+
 
 def charge(connection: Connection, tenant: str, conversation: str, cost_usd: float, *, key_id: str = NO_KEY) -> None:
     """Adds a cost to the totals of the conversation and of the API key."""
@@ -131,12 +141,17 @@ def sum_by_key(connection: Connection, tenant: str) -> dict[str, float]:
 
 
 def check_spend(
-    connection: Connection, tenant: str, conversation: str, caps: SpendCaps, *, key_id: str = NO_KEY
+    connection: Connection,
+    tenant: str,
+    conversation: str,
+    caps: SpendCaps,
+    *,
+    key_id: str = NO_KEY,
+    input_usd: float = 0.0,
 ) -> None:
-    """Raises `SpendCapReached` if a cap is spent."""
+    """Raises `SpendCapReached` if a cap is spent, or what is left of it is less than the cost of a call's input."""
     for each in _read_spending(connection, tenant, conversation, key_id, caps):
-        if each.spent >= each.cap:
-            raise SpendCapReached(scope=each.scope, spent=each.spent, cap=each.cap)
+        each.check(input_usd)
 
 
 def reserve_spend(
@@ -147,20 +162,22 @@ def reserve_spend(
     caps: SpendCaps,
     *,
     key_id: str = NO_KEY,
+    input_usd: float = 0.0,
     storage: StorageDemand | None = None,
 ) -> str:
     """Reserves an estimated cost, and bytes to store, before a call and returns the reservation's id.
 
-    Raises `SpendCapReached` if a cap is spent, and `SpendReserved` if calls in progress may spend the rest of it.
-    Likewise `StorageQuotaReached`, and `TooManyRequests` if calls in progress may store the rest of the quota.
+    Raises `SpendCapReached` if a cap is spent or cannot pay the call's input, and `SpendReserved` if calls in progress
+    may spend what it needs. Likewise `StorageQuotaReached`, and `TooManyRequests` if calls in progress may store the
+    rest of the quota.
     """
     _lock_caps(connection, tenant, conversation, key_id, caps, has_storage=storage is not None)
     if storage is not None:
         _check_storage(connection, tenant, storage)
     for each in _read_spending(connection, tenant, conversation, key_id, caps):
-        if each.spent >= each.cap:
-            raise SpendCapReached(scope=each.scope, spent=each.spent, cap=each.cap)
-        if each.spent + each.reserved >= each.cap:
+        each.check(input_usd)
+        committed = each.spent + each.reserved
+        if committed >= each.cap or committed + input_usd > each.cap + ROUNDING_USD:
             raise SpendReserved(scope=each.scope, spent=each.spent, reserved=each.reserved, cap=each.cap)
     reservation, at = new_id(), now()
     row = {

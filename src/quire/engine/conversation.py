@@ -197,7 +197,9 @@ class Conversation:
             pending = (PendingMessage(messages[0]),)
         elif messages:
             await self.recorder.append(*messages)
-        return await self.request_builder.build(pending, documents)
+        request = await self.request_builder.build(pending, documents)
+        await check_spend_cap(self.engine, self.id, input_tokens=request.tokens)
+        return request
 
     async def record(
         self,

@@ -38,12 +38,14 @@ def needs_reservation(engine: EngineState, conversation: str) -> bool:
     )
 
 
-async def check_spend_cap(engine: EngineState, conversation: str) -> None:
-    """Raises `SpendCapReached` if a cap is spent, and `UnknownPrice` if it cannot hold."""
+async def check_spend_cap(engine: EngineState, conversation: str, *, input_tokens: int = 0) -> None:
+    """Raises `SpendCapReached` if a cap is spent or what is left of it cannot pay this input, and `UnknownPrice` if it
+    cannot hold."""
     config, caps = engine.config, _find_caps(engine, conversation)
     if caps.exist:
         config.require_prices()
-        await engine.store.spending.check(conversation, caps, key_id=config.key_id)
+        input_usd = config.compute_cost(Usage(input_tokens=input_tokens), engine.policy.model).usd
+        await engine.store.spending.check(conversation, caps, key_id=config.key_id, input_usd=input_usd)
 
 
 async def reserve_spend(
@@ -51,9 +53,9 @@ async def reserve_spend(
 ) -> SpendReservation | None:
     """Reserves the estimated cost of a call, and the bytes that it will store, or None if no cap or quota applies.
 
-    Raises `SpendCapReached` if a cap or the daily budget is spent, and `SpendReserved` if calls in progress may spend
-    the rest of a cap. Likewise `StorageQuotaReached`, and `TooManyRequests` if calls in progress may store the rest of
-    the quota.
+    Raises `SpendCapReached` if a cap or the daily budget is spent or a cap cannot pay the input, and `SpendReserved` if
+    calls in progress may spend what it needs. Likewise `StorageQuotaReached`, and `TooManyRequests` if calls in
+    progress may store the rest of the quota.
     """
     if not needs_reservation(engine, conversation):
         return None
@@ -72,6 +74,6 @@ async def reserve_spend(
     # Otherwise the calls of one tenant that wait for the same cap would hold all connections of the pool.
     async with engine.runtime.spend_lock:
         reservation = await engine.store.spending.reserve(
-            conversation, amount_usd, caps, key_id=config.key_id, storage=storage
+            conversation, amount_usd, caps, key_id=config.key_id, input_usd=input_usd, storage=storage
         )
     return SpendReservation(reservation, input_usd)

@@ -320,7 +320,8 @@ class Settings(FrozenModel):
     max_spend: float | None = Field(
         default=None,
         gt=0,
-        description="Maximum cost of a conversation in US dollars, including summaries. Refuses unpriced models.",
+        description="Maximum cost of a conversation in US dollars, including summaries. A call whose input alone would "
+        "exceed it is refused; the last reply may exceed it. Refuses unpriced models.",
     )
     daily_budget: float | None = Field(
         default=None,

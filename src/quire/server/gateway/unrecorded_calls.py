@@ -89,7 +89,7 @@ async def forward_unrecorded(
     await check_spend_cap(engine, conversation)
     reservation = None
     if has_spend_cap(engine, conversation):
-        input_tokens = await run_sized(len(content), _count_tokens, content, engine)
+        input_tokens = 0 if is_free else await run_sized(len(content), _count_tokens, content, engine)
         reservation = await run_shielded(
             reserve_spend(engine, conversation, model=model, input_tokens=input_tokens, output_tokens=reply_tokens)
         )
