@@ -77,7 +77,7 @@ async def ask(client: httpx2.AsyncClient, fleet: Fleet, key: str, number: int) -
 @pytest.mark.nightly
 @pytest.mark.every_postgres
 @pytest.mark.parametrize("capped", ["key", "tenant", "conversation"])
-async def test_two_servers_spend_the_cap_and_at_most_one_call_more(
+async def test_two_servers_spend_the_cap_to_within_one_call(
     database_url: str, admin_url: str, tmp_path: Path, capped: str
 ):
     upstream = SlowUpstream()
@@ -101,7 +101,8 @@ async def test_two_servers_spend_the_cap_and_at_most_one_call_more(
     assert set(statuses["up-7b"]) == {400}
     assert set(statuses["gpt-4o"]) | set(statuses["house"]) == {200, 402}
     assert len(served) == len(up.requests)
-    assert CAP_DOLLARS <= spent + 1e-9 <= CAP_DOLLARS + CALL_DOLLARS
+    # The last call is refused if the cap cannot pay its input, and may exceed the cap by its reply.
+    assert CAP_DOLLARS - CALL_DOLLARS < spent <= CAP_DOLLARS + CALL_DOLLARS + 1e-9
     assert spent == pytest.approx(len(served) * CALL_DOLLARS)
     assert {port for port, _ in served} == set(fleet.ports)
     assert {model for _, model in served} == {"gpt-4o", "house"}
