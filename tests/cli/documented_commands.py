@@ -33,6 +33,7 @@ DATABASE_SERVER = "needs PostgreSQL; tests/server/test_deploy.py runs these comm
 INSTALLATION = "installs packages; test_installation.py installs every extra"
 SERVICE = "installs a service, or needs one; test_service.py follows the guide"
 ENCRYPTION = "tests/log/test_encryption.py does the same"
+TENANT_DUMP = "tests/log/test_tenant_dump.py does the same"
 CHECKOUT = "for a clone of the repository; .ci/run runs the same"
 AGENT_CONTEXT = "names messages of an agent's session; tests/coding_agents/test_edits_reach_agents.py changes them"
 WORKER = "needs jobs in PostgreSQL; tests/jobs runs workers"
@@ -98,6 +99,11 @@ NOT_RUN: dict[str, str] = {
     ".venv/bin/just test tests/log/test_purge.py": CHECKOUT,
     "sqlite3 ~/.local/share/quire/quire.db \"VACUUM INTO '/backup/quire-$(date +%F).db'\"": "tests/log/test_backup.py",
     'sqlite3 ~/.local/share/quire/quire.db ".backup /backup/quire.db"': "tests/log/test_backup.py",
+    "pg_dump --enable-row-security --data-only --load-via-partition-root --no-unlogged-table-data "
+    "--rows-per-insert 100 --table 'quire_*' --exclude-table quire_version --exclude-table quire_sweeps "
+    "--exclude-table 'quire_queue_*' --file observatory.sql postgresql://quire_leaving@db/quire": TENANT_DUMP,
+    "PGOPTIONS='-c quire.tenant=observatory' psql --single-transaction --set ON_ERROR_STOP=1 --file observatory.sql "
+    "postgresql://quire_app@other/quire": TENANT_DUMP,
     "openssl rand -base64 32 > /etc/quire/key": ENCRYPTION,
     "pg_dump --format custom --exclude-table-data=quire_tenant_keys --file quire.dump "
     "postgresql://quire_backup@db/quire": ENCRYPTION,
