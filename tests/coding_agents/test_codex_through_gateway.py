@@ -1,5 +1,6 @@
 """The real Codex through the gateway, in front of an upstream that speaks only chat completions."""
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -118,3 +119,20 @@ async def test_a_native_session_reaches_the_upstream_byte_for_byte(
     assert {each.form for each in session.forwarded} == {"unchanged"}
     assert_all_recorded(sessions, provider)
     assert session.fork_points == set()
+
+
+async def test_a_title_is_a_side_call(store: SqlStore, provider: ScriptedProvider, make_codex: MakeCodex):
+    """Only Codex in a terminal asks for one, in a thread and a session of its own."""
+    provider.script = lambda _: ScriptedReply("It said ahoy.")
+    upstreams = make_upstreams(provider, "responses")
+    async with run_gateway(store, provider.openai_url, upstreams=upstreams, context_limit=200_000) as harness:
+        codex = make_codex(**get_address(harness))
+        (codex.work / "AGENTS.md").write_text("Be brief.\n")
+        (codex.home / "AGENTS.md").write_text("Be kind.\n")
+        async with codex.open_terminal("Greet the harbour master, please."), asyncio.timeout(60):
+            while len(records := await store.list_conversations()) < 2:  # noqa: ASYNC110 (the agent is a process)
+                await asyncio.sleep(0.2)
+    purposes = {each.origin.purpose for each in records if each.origin is not None}
+    assert purposes == {None, "side"}
+    [listed] = await store.list_conversations(main_only=True)
+    assert listed.is_main

@@ -19,7 +19,6 @@ from quire.engine.source_scan import (
     watch_sources,
 )
 from quire.log.observations import FileVersion, make_file_key
-from quire.sources.base import find_reads
 from quire.sources.registry import SOURCES
 
 IDLE_FILES = 100
@@ -79,7 +78,7 @@ def test_files_that_an_earlier_reader_read_are_read_again_only_where_that_is_ask
     path = tmp_path / "rollout-1.jsonl"
     key = make_file_key(source.name, str(path))
     found = [FoundSource(source, (), [FoundFile(path, 1, 1)])]
-    for reads, is_outdated in ((find_reads(source) - 1, True), (find_reads(source), False)):
+    for reads, is_outdated in ((source.reads - 1, True), (source.reads, False)):
         known = {key: FileVersion(key, 1, 1, reads)}
         assert select_changed(found, known) == []
         assert bool(select_changed(found, known, rereads=True)) == is_outdated

@@ -45,7 +45,7 @@ KILLS = 50 if IS_FULL_SIZE else 1
 class ListSource:
     """A source whose one file holds the conversations that a test gives it."""
 
-    name, title = "list", "List"
+    name, title, reads = "list", "List", 1
 
     def __init__(self, *conversations: SourceConversation | SourceError) -> None:
         self.conversations = conversations

@@ -8,6 +8,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import pty
 import shutil
 import signal
 import socket
@@ -236,6 +237,37 @@ class Codex(_Agent):
             # Else the first request may leave before the server has listed its tools.
             lines += [f'{table}.default_tools_approval_mode="approve"', f"{table}.required=true"]
         return [*lines, *self.config]
+
+    @asynccontextmanager
+    async def open_terminal(self, prompt: str) -> AsyncIterator[None]:
+        """Runs Codex as a person sees it, in a terminal of its own that answers its questions."""
+        (self.home / "config.toml").write_text(f'[projects."{self.work}"]\ntrust_level = "trusted"\n')
+        config = [word for line in self.make_config() for word in ("-c", line)]
+        master, slave = pty.openpty()
+        process = await asyncio.create_subprocess_exec(
+            str(find_codex()), "--model", self.model, *config, prompt,
+            cwd=self.work, env={**self.make_environment(), "TERM": "xterm-256color"},
+            stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+        )  # fmt: skip
+        os.close(slave)
+
+        def answer() -> None:
+            with suppress(OSError):
+                output = os.read(master, 65_536)
+                for question, reply in ((b"\x1b[6n", b"\x1b[1;1R"), (b"\x1b[c", b"\x1b[?62;c")):
+                    if question in output:
+                        os.write(master, reply)
+
+        loop = asyncio.get_running_loop()
+        loop.add_reader(master, answer)
+        try:
+            yield
+        finally:
+            loop.remove_reader(master)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+            os.close(master)
 
     def make_command(self, prompt: str, *flags: str, resume: str | None = None, fork: str | None = None) -> list[str]:
         binary = find_codex()

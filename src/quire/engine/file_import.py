@@ -31,7 +31,6 @@ from quire.sources.base import (
     Source,
     SourceConversation,
     SourceError,
-    find_reads,
     get_fingerprint,
     is_growing,
 )
@@ -195,7 +194,7 @@ def read_batches(source: Source, files: Sequence[Path], options: ImportOptions) 
 def find_version(source: Source, path: Path) -> FileVersion | None:
     """Size and time of a file, or None if it still grows, because its reader holds back the end."""
     try:
-        version = FileVersion(make_file_key(source.name, str(path)), *get_fingerprint(path), find_reads(source))
+        version = FileVersion(make_file_key(source.name, str(path)), *get_fingerprint(path), source.reads)
         return None if is_growing(path, ABANDONED_SECONDS) else version
     except OSError:
         return None
@@ -380,7 +379,7 @@ class _BatchWriter:
         prepare_reread: Callable[[], Awaitable[None]] | None,
     ) -> None:
         self._store, self._source, self._options, self._report = store, source.name, options, report
-        self._reads = find_reads(source)
+        self._reads = source.reads
         self._prepare_deletion = prepare_reread if not options.dry_run else None
         self._prepare_reread = prepare_reread if self._reads > 1 and not options.dry_run else None
 

@@ -13,7 +13,7 @@ from quire.engine.state import EngineState
 from quire.errors import QuireError
 from quire.findings.report import ExpiringFile, FindingsReport, build_report
 from quire.log.observations import FileVersion, make_file_key
-from quire.sources.base import DeletesFiles, FileWatcher, Source, SourceError, find_reads, get_fingerprint
+from quire.sources.base import DeletesFiles, FileWatcher, Source, SourceError, get_fingerprint
 from quire.sources.registry import SOURCES
 from quire.store import SqlStore
 
@@ -74,7 +74,7 @@ def select_changed(
             for file in each.files
             if (version := known.get(make_file_key(each.source.name, str(file.path)))) is None
             or (version.size, version.modified_ns) != (file.size, file.modified_ns)
-            or (rereads and version.reads < find_reads(each.source))
+            or (rereads and version.reads < each.source.reads)
         ]
         if files:
             changed.append(each._replace(files=files))
@@ -86,7 +86,7 @@ def select_outdated(found: Sequence[FoundSource], known: Mapping[bytes, FileVers
     outdated: list[FoundSource] = []
     for each in found:
         versions = ((file, known.get(make_file_key(each.source.name, str(file.path)))) for file in each.files)
-        files = [file for file, version in versions if version is not None and version.reads < find_reads(each.source)]
+        files = [file for file, version in versions if version is not None and version.reads < each.source.reads]
         if files:
             outdated.append(each._replace(files=files))
     return outdated

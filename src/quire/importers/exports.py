@@ -43,6 +43,7 @@ class ExportSource(ABC):
     name: str
     title: str
     is_experimental: bool = False
+    reads: int = 1
     not_stored: tuple[NotStored, ...] = ()
     pattern: re.Pattern[str]
     """Names of the files with conversations, in a directory or in an archive."""

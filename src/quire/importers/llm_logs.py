@@ -59,6 +59,7 @@ class LlmSource:
     name = "llm"
     title = "llm (simonw/llm)"
     is_experimental = False
+    reads: int = 1
     not_stored: tuple[NotStored, ...] = ("cost",)
 
     def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:

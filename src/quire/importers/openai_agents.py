@@ -25,6 +25,7 @@ class OpenAiAgentsSource:
     name = "openai-agents"
     title = "OpenAI Agents SDK"
     is_experimental = False
+    reads: int = 1
     not_stored: tuple[NotStored, ...] = ("models", "tokens", "cost")
 
     def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:

@@ -24,6 +24,7 @@ class OpenAiJsonlSource:
     name = "openai-jsonl"
     title = "OpenAI chat JSON Lines"
     is_experimental = False
+    reads: int = 1
     not_stored: tuple[NotStored, ...] = ("times", "cost")
 
     def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:

@@ -56,6 +56,8 @@ MAX_OVERLAP_MESSAGES = 200
 OVERLAP_MARGIN_MESSAGES = 16
 """Stored messages read beyond the length of the client's list, for clients that take back their latest messages."""
 
+_USER_THREAD = "user"
+"""What began a thread of Codex that is the user's."""
 ROOT_AGENT = "/root"
 """Codex's name of the agent that the user talks to."""
 MAX_SEARCHED_MESSAGES = 6
@@ -210,18 +212,24 @@ def find_origin(
     agent = next((headers[name] for name in _AGENT_HEADERS if name in headers), None)
     if _CODEX_PARENT_HEADER in headers:
         agent = headers.get("thread-id", agent)
+    try:
+        turn = from_json(headers.get(_TURN_HEADER, "{}"))
+    except ValueError:
+        turn = None
+    turn = turn if is_object(turn) else {}
     if not agent:
-        try:
-            turn = from_json(headers.get(_TURN_HEADER, "{}"))
-        except ValueError:
-            turn = None
-        codex_agent = get_text(turn, "agent_name") if is_object(turn) else None
+        codex_agent = get_text(turn, "agent_name")
         agent = codex_agent if codex_agent != ROOT_AGENT else None
     purpose = None
     if agent is not None:
         purpose = "subagent"
-    elif not request.tools and (client == GEMINI_CLI or len(request.messages) <= MAX_SIDE_CALL_MESSAGES):
-        # Agents offer tools in every request of a user's conversation, and none in calls for titles and the like.
+    elif not request.tools and (
+        client == GEMINI_CLI
+        or len(request.messages) <= MAX_SIDE_CALL_MESSAGES
+        or get_text(turn, "thread_source") not in (None, _USER_THREAD)
+    ):
+        # Agents offer tools in every request of a user's conversation, and none in calls for titles and the like. Codex
+        # names a title only by what began its thread, which is a session of its own.
         purpose = "side"
     return ConversationOrigin(
         client=client,

@@ -146,6 +146,12 @@ class Source(Protocol):
         ...
 
     @property
+    def reads(self) -> int:
+        """Version of the reader. It is raised when the reader understands files otherwise than before: what an earlier
+        version imported is then read again."""
+        ...
+
+    @property
     def is_experimental(self) -> bool:
         """Whether the format is known from descriptions only, not from files that the program wrote."""
         ...
@@ -183,12 +189,6 @@ class DeletesFiles(Protocol):
         ...
 
 
-def find_reads(source: Source) -> int:
-    """Version of what the source's reader reads, 1 unless it has `reads`. It is raised when the reader understands
-    files otherwise than before: what an earlier version imported is then read again."""
-    return getattr(source, "reads", 1)
-
-
 class StoredSource(ABC):
     """A program that stores its conversations at known places. A subclass names them and reads one file."""
 
@@ -196,6 +196,7 @@ class StoredSource(ABC):
     title: str
     patterns: tuple[str, ...]
     """Glob patterns of the files to read, relative to one of its places."""
+    reads: int = 1
     is_experimental: bool = False
     not_stored: tuple[NotStored, ...] = ()
 
