@@ -14,6 +14,7 @@ from quire.model.messages import PURGED_TEXT
 from quire.settings import Settings
 from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
+from quire.wire.tokens import counter_for
 
 MESSAGE_SUMMARY = "The list names 900 ships and their harbours; the Gannet lies in Gullhaven [#3]."
 RUNNING_SUMMARY = "## Task\nThe user asks about ships [#1]."
@@ -75,13 +76,15 @@ async def test_a_huge_message_is_summarized_with_its_number_and_replays(store: S
     assert len(model.prompts) == calls, "the summary is carried, not written twice"
 
 
-async def test_its_summary_reads_the_whole_message(store: SqlStore) -> None:
+async def test_its_summary_reads_the_whole_message_and_is_charged(store: SqlStore) -> None:
     model = ScriptedModel(answer, repeat=True, name="gpt-4o-mini")
     conversation = await make_engine(store, model).conversation("c")
     await fill(conversation)
     await conversation.prepare("So where is she?")
     text = "".join(prompt.messages[-1].text for prompt in model.prompts if "one long message" in (prompt.system or ""))
     assert all(f"Ship {number} lies" in text for number in range(900))
+    input_tokens = counter_for("gpt-4o-mini").count(text)
+    assert await conversation.cost() > input_tokens * 0.15 / 1e6, "its calls are charged"
 
 
 async def test_without_a_model_or_if_it_fails_the_message_is_excerpted(store: SqlStore) -> None:

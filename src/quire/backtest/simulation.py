@@ -16,7 +16,7 @@ from quire.engine.compactor import Compactor
 from quire.engine.config import EngineConfig
 from quire.engine.message_index import MAX_INLINE_ENTRIES, index_messages
 from quire.engine.recall import Recall
-from quire.engine.recorder import Recorder
+from quire.engine.recorder import Recorder, exceeds_background_threshold
 from quire.engine.request import PendingMessage, Request
 from quire.engine.request_builder import RequestBuilder
 from quire.engine.state import EngineState
@@ -364,16 +364,12 @@ class Simulation:
 
     async def _compact_in_background(self, request: Request, stored: Sequence[Entry]) -> None:
         """Compacts above the background threshold, as `Conversation.record` does where a model writes summaries."""
-        engine, policy = self._engine, self._engine.policy
-        share = engine.settings.context_background_threshold
-        if share is None or not engine.config.has_background_compaction:
-            return
-        threshold = min(policy.trigger_tokens, int(policy.window * share))
-        if request.assembly.full_history_tokens + sum(entry.tokens or 0 for entry in stored) <= threshold:
+        tokens = request.assembly.full_history_tokens + sum(entry.tokens or 0 for entry in stored)
+        if not exceeds_background_threshold(self._engine, tokens):
             return
         current = await self._assembler.draft_current()
         plan = current.assembly.build_plan(current.assembly.budget)
-        if current.assembly.full_history_tokens > threshold and plan is not None:
+        if plan is not None and exceeds_background_threshold(self._engine, current.assembly.full_history_tokens):
             await self._compactor.execute(plan, current.assembly, current.window, trigger="background")
 
     async def _select_summary(self, _conversation: str, plan: CompactionPlan) -> bool:

@@ -19,7 +19,7 @@ from quire.engine.memory_writer import remember_frequent_documents
 from quire.engine.message_index import index_messages, schedule_indexing
 from quire.engine.message_input import MessageInput, parse_message_list, parse_messages, parse_question, parse_reply
 from quire.engine.recall import Recall
-from quire.engine.recorder import Recorder
+from quire.engine.recorder import Recorder, exceeds_background_threshold
 from quire.engine.request import Document, PendingMessage, Request
 from quire.engine.request_builder import RequestBuilder, TurnRequests
 from quire.engine.search import EVERY_MESSAGE, MessageFilter, MessageSearchResult, search_messages
@@ -287,7 +287,7 @@ class Conversation:
                 raise
             return shortened
         assembly, is_background = current.assembly, trigger == "background"
-        if is_background and not self.recorder.exceeds_background_threshold(assembly.full_history_tokens):
+        if is_background and not exceeds_background_threshold(self.engine, assembly.full_history_tokens):
             return None
         await check_spend_cap(self.engine, self.id)
         if is_background:

@@ -42,6 +42,14 @@ CALIBRATION_MAX_DRIFT = 0.01
 """Change of the ratio above which even a settled calibration is written at once."""
 
 
+def exceeds_background_threshold(engine: EngineState, tokens: int) -> bool:
+    """Whether a history of this size is compacted in the background, before it must be."""
+    policy, threshold = engine.policy, engine.settings.context_background_threshold
+    if threshold is None or not engine.config.has_background_compaction:
+        return False
+    return tokens > min(policy.trigger_tokens, int(policy.window * threshold))
+
+
 class Recorder:
     """Records questions and replies of one branch, with a `lease` only while the turn has it."""
 
@@ -163,16 +171,9 @@ class Recorder:
     def defer_compaction(self, request: Request, stored: Sequence[Entry], compact: Work) -> None:
         """Starts a background compaction above the lower threshold, so that the next request need not wait for a
         summary."""
-        if self.exceeds_background_threshold(
-            request.assembly.full_history_tokens + sum(entry.tokens or 0 for entry in stored)
-        ):
+        tokens = request.assembly.full_history_tokens + sum(entry.tokens or 0 for entry in stored)
+        if exceeds_background_threshold(self.engine, tokens):
             self.engine.runtime.jobs.enqueue("compact", self.conversation, self.branch, compact)
-
-    def exceeds_background_threshold(self, tokens: int) -> bool:
-        policy, threshold = self.engine.policy, self.engine.settings.context_background_threshold
-        if threshold is None or not self.engine.config.has_background_compaction:
-            return False
-        return tokens > min(policy.trigger_tokens, int(policy.window * threshold))
 
     async def record_question(self, request: Request) -> tuple[list[Entry], Request]:
         """Stores the pending messages before the request is sent. Returns the request with nothing pending."""
