@@ -29,7 +29,6 @@ QUIRE = [sys.executable, "-c", "from quire.cli import main; main()"]
 HEAVY_MODULES = (
     "numpy",
     "alembic",
-    "pydantic_ai",
     "prompt_toolkit",
     "psycopg",
     "mcp",

@@ -33,6 +33,7 @@ from infra.scripted_provider import (
     run_scripted_provider,
 )
 from network_guard import NetworkBlocked
+from quire.cli.engine_setup import build_model
 from quire.engine import EngineConfig, open_engine
 from quire.errors import (
     MissingExtra,
@@ -601,6 +602,12 @@ class TestModelNames:
         model = get_upstream_model("claude-x", settings, {})
         assert (model.name, model.wire_format) == ("y", wire_format)
         assert EngineConfig.create(settings).policy.wire_format == wire_format
+
+    def test_a_chat_uses_its_own_key_where_agents_bring_theirs(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setenv("ANTHROPIC_API_KEY", "secret")
+        upstream = Upstream(base_url="http://127.0.0.1:9", speaks=("messages",), credentials="client")
+        model = build_model(Settings(model="claude-x", upstreams={"claude-*": upstream}))
+        assert vars(model)["base_url"] == "https://api.anthropic.com"
 
     def test_an_unknown_name_and_a_missing_key_are_reported(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delenv("OPENAI_API_KEY", raising=False)

@@ -104,8 +104,13 @@ async def open_engine_from_settings(
 
 def build_model(settings: "Settings") -> "Model":
     """Builds the model that answers. A missing API key is reported by its provider."""
-    from quire.llm import get_upstream_model
+    from quire.llm import get_model, get_upstream_model
+    from quire.settings.schema import upstream_for
 
+    upstream = upstream_for(settings, settings.model)
+    if upstream is not None and upstream.credentials == "client":
+        # An agent brings its own key, and a chat has that of the environment.
+        return get_model(settings.model, wire_format=settings.wire_format)
     return get_upstream_model(settings.model, settings, os.environ)
 
 
