@@ -18,7 +18,6 @@ from infra.scripted_provider import (
     ScriptedCall,
     ScriptedProvider,
     ScriptedReply,
-    WireFormatName,
     run_scripted_provider,
 )
 from infra.sizes import IS_FULL_SIZE
@@ -34,7 +33,6 @@ pytestmark = [
 CALL_COUNT = 50 if IS_FULL_SIZE else 6
 TOOL_NAME = "glob"
 SNAPSHOT = "<state_snapshot><goal>Find the tide table of the harbour, and read it.</goal></state_snapshot>"
-upstreams = pytest.mark.parametrize("speaks", ["gemini", pytest.param("chat", marks=pytest.mark.nightly)])
 
 
 def call_tools(count: int) -> Script:
@@ -54,11 +52,9 @@ def call_tools(count: int) -> Script:
 
 
 @asynccontextmanager
-async def run_gemini_gateway(
-    store: SqlStore, speaks: WireFormatName, script: Script
-) -> AsyncIterator[tuple[GatewayHarness, ScriptedProvider]]:
+async def run_gemini_gateway(store: SqlStore, script: Script) -> AsyncIterator[tuple[GatewayHarness, ScriptedProvider]]:
     with run_scripted_provider(script) as provider:
-        upstream = {"*": {"base_url": provider.openai_url, "speaks": [speaks]}}
+        upstream = {"*": {"base_url": provider.openai_url, "speaks": ["gemini"]}}
         async with run_gateway(store, provider.openai_url, upstreams=upstream, timeout_seconds=60) as harness:
             yield harness, provider
 
@@ -70,9 +66,8 @@ async def load_main(store: SqlStore) -> list[Entry]:
     return await store.read_range(session.conversation.id, kinds=["message"])
 
 
-@upstreams
-async def test_a_long_session_is_resumed(store: SqlStore, tmp_path: Path, speaks: WireFormatName):
-    async with run_gemini_gateway(store, speaks, call_tools(CALL_COUNT)) as (harness, provider):
+async def test_a_long_session_is_resumed(store: SqlStore, tmp_path: Path):
+    async with run_gemini_gateway(store, call_tools(CALL_COUNT)) as (harness, provider):
         agent = Gemini(tmp_path, **get_address(harness))
         run = await agent.run("List the folder often.", "--yolo")
         assert run.exit_code == 0, run.stderr
@@ -97,7 +92,7 @@ async def test_a_long_session_is_resumed(store: SqlStore, tmp_path: Path, speaks
 
 
 async def test_side_calls_are_apart(store: SqlStore, tmp_path: Path):
-    async with run_gemini_gateway(store, "gemini", call_tools(2)) as (harness, provider):
+    async with run_gemini_gateway(store, call_tools(2)) as (harness, provider):
         agent = Gemini(tmp_path, **get_address(harness), model="auto")
         for prompt, flags in (("Look around.", ()), ("And now?", ("--resume", "latest"))):
             run = await agent.run(prompt, "--yolo", *flags)
@@ -110,7 +105,7 @@ async def test_side_calls_are_apart(store: SqlStore, tmp_path: Path):
 
 
 async def test_a_compaction_continues_the_conversation(store: SqlStore, tmp_path: Path):
-    async with run_gemini_gateway(store, "gemini", call_tools(4)) as (harness, provider):
+    async with run_gemini_gateway(store, call_tools(4)) as (harness, provider):
         agent = Gemini(tmp_path, **get_address(harness))
         settings = agent.home / ".gemini" / "settings.json"
         changed = json.loads(settings.read_text()) | {"model": {"compressionThreshold": 0.001}}
@@ -125,15 +120,12 @@ async def test_a_compaction_continues_the_conversation(store: SqlStore, tmp_path
         assert [(each.trigger, each.summary) for each in compactions] == [("client", SNAPSHOT)]
 
 
-@upstreams
-def test_quire_run(tmp_path: Path, speaks: WireFormatName):
+def test_quire_run(tmp_path: Path):
     home = UserHome(tmp_path)
     program = find_gemini()
     assert program is not None
     with run_scripted_provider(call_tools(2)) as provider:
-        upstream = (
-            f'[upstreams."*"]\nbase_url = "{provider.openai_url}"\nspeaks = ["{speaks}"]\napi_key_env = "UP_KEY"\n'
-        )
+        upstream = f'[upstreams."*"]\nbase_url = "{provider.openai_url}"\nspeaks = ["gemini"]\napi_key_env = "UP_KEY"\n'
         path = home.folder / ".config/quire/quire.toml"
         path.parent.mkdir(parents=True)
         path.write_text(f'summarizer = "extract"\n{upstream}')
@@ -146,6 +138,5 @@ def test_quire_run(tmp_path: Path, speaks: WireFormatName):
         output = home.run(QUIRE, "run", "gemini", "--yolo", "-m", "gemini-2.5-pro", "-p", "Look around.", **variables)
         assert "Done." in output, output
         assert "quire conversation show" in output
-        header = "x-goog-api-key" if speaks == "gemini" else "authorization"
-        assert {each.headers[header].removeprefix("Bearer ") for each in provider.requests} == {"up-key-71"}
+        assert {each.headers["x-goog-api-key"] for each in provider.requests} == {"up-key-71"}
         assert "quire_" not in json.dumps([each.headers for each in provider.requests])

@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple, Protocol
 
 import httpx2
@@ -22,6 +23,12 @@ Json = dict[str, Any]
 
 MODEL = "gpt-4o"
 FORMATS: tuple[WireFormatName, ...] = ("chat", "messages", "responses", "gemini")
+TRANSLATED_FORMATS = FORMATS[:3]
+SERVED_PAIRS = [*product(TRANSLATED_FORMATS, TRANSLATED_FORMATS), ("gemini", "gemini")]
+"""Formats of a client and of an upstream that the gateway serves together."""
+served_pairs = pytest.mark.parametrize(
+    ("client", "speaks"), SERVED_PAIRS, ids=["-to-".join(each) for each in SERVED_PAIRS]
+)
 PATHS: dict[WireFormatName, str] = {
     "chat": "/v1/chat/completions",
     "messages": "/v1/messages",

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import pytest
 from format_clients import (
-    FORMATS,
     INSTRUCTIONS,
     PARAMETERS,
     PNG_BASE64,
@@ -18,6 +17,7 @@ from format_clients import (
     MatrixHarness,
     Reply,
     run_matrix_gateway,
+    served_pairs,
 )
 
 from infra.scripted_provider import ScriptedCall, ScriptedReply, ScriptedUsage, WireFormatName
@@ -36,8 +36,6 @@ FINISHES: dict[WireFormatName, tuple[str, str]] = {
 }
 """How a text ends, and how calls do."""
 
-clients = pytest.mark.parametrize("client", FORMATS, ids=[f"client-{name}" for name in FORMATS])
-upstreams = pytest.mark.parametrize("speaks", FORMATS, ids=[f"upstream-{name}" for name in FORMATS])
 streams = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
 
@@ -87,8 +85,7 @@ def check_reply(harness: MatrixHarness, reply: Reply, *, text: str = "", calls: 
 
 
 @streams
-@upstreams
-@clients
+@served_pairs
 async def test_parallel_tools(store: SqlStore, client: WireFormatName, speaks: WireFormatName, stream: bool):
     calls = (ScriptedCall(TOOL_NAME, {"path": "a"}), ScriptedCall(TOOL_NAME, {"path": "b"}))
     script = [ScriptedReply("Looking.", calls=calls, usage=USAGE), ScriptedReply("Both are empty.", usage=USAGE)]
@@ -118,8 +115,7 @@ async def test_parallel_tools(store: SqlStore, client: WireFormatName, speaks: W
 
 
 @streams
-@upstreams
-@clients
+@served_pairs
 async def test_texts_and_images(store: SqlStore, client: WireFormatName, speaks: WireFormatName, stream: bool):
     script = [ScriptedReply("It is red.", usage=USAGE), ScriptedReply("Yes, I am.", usage=USAGE)]
     async with run_matrix_gateway(store, script, client=client, speaks=speaks) as harness:
@@ -162,8 +158,7 @@ def find_image(items: Sequence[Json]) -> str:
 
 
 @streams
-@upstreams
-@clients
+@served_pairs
 async def test_thinking(store: SqlStore, client: WireFormatName, speaks: WireFormatName, stream: bool):
     calls = (ScriptedCall(TOOL_NAME, {"path": "a"}),)
     script = [
@@ -238,18 +233,6 @@ DROPPED_OPTIONS: list[tuple[WireFormatName, WireFormatName, Json, set[str]]] = [
     ("messages", "responses", {"tools": [{"name": "f", "input_schema": PARAMETERS, "strict": True}]}, {"tools.strict"}),
     ("responses", "chat", {"tools": [{"type": "function", "name": "f", "parameters": PARAMETERS, "strict": True}]},
      {"tools.strict"}),
-    ("gemini", "chat", {"safetySettings": [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}],
-     "generationConfig": {"topK": 5, "seed": 1, "thinkingConfig": {"thinkingBudget": 0}}},
-     {"safetySettings", "top_k", "generationConfig.seed", "thinkingConfig.thinkingBudget"}),
-    ("gemini", "messages", {"generationConfig": {"candidateCount": 1, "stopSequences": ["a"], "temperature": 0.5,
-     "responseMimeType": "application/json", "responseSchema": {"type": "OBJECT"}}}, set()),
-    ("gemini", "responses", {"tools": [{"googleSearch": {}}],
-     "toolConfig": {"functionCallingConfig": {"mode": "NONE"}}}, {"tools[googleSearch]"}),
-    ("chat", "gemini", {"parallel_tool_calls": False, "user": "u", "seed": 1, "reasoning_effort": "high"},
-     {"parallel_tool_calls", "user", "seed"}),
-    ("messages", "gemini", {"top_k": 5, "stop_sequences": ["a"], "tool_choice": {"type": "any"}}, set()),
-    ("responses", "gemini", {"text": {"verbosity": "low"}, "reasoning": {"effort": "none"}},
-     {"text.verbosity", "reasoning_effort"}),
 ]  # fmt: skip
 
 
@@ -305,16 +288,6 @@ DROPPED_PARTS: list[tuple[WireFormatName, WireFormatName, list[Json], set[str]]]
             },
         ],
         {"messages[image]"},
-    ),
-    (
-        "gemini",
-        "chat",
-        [
-            {"role": "user", "parts": [{"text": "Look."}, {"fileData": {"fileUri": "https://a.de/b.pdf"}}]},
-            {"role": "model", "parts": [{"text": "Hm.", "thought": True}, {"executableCode": {"code": "1 + 1"}}]},
-            {"role": "user", "parts": [{"text": "And?"}]},
-        ],
-        {"messages[file]", "messages[thinking]", "messages[executableCode]"},
     ),
 ]
 

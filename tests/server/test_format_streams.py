@@ -15,10 +15,12 @@ from format_clients import (
     GEMINI_ERRORS,
     MODEL,
     TOOL_NAME,
+    TRANSLATED_FORMATS,
     FormatClient,
     build_post,
     make_client,
     run_matrix_gateway,
+    served_pairs,
 )
 from gateway_fixtures import GatewayHarness, run_gateway
 from stream_checks import ENCODERS, StreamReading, read_stream
@@ -31,8 +33,7 @@ from quire.server.gateway import relay
 from quire.store import SqlStore
 from quire.wire.codecs import CODECS
 
-clients = pytest.mark.parametrize("client", FORMATS, ids=[f"client-{name}" for name in FORMATS])
-upstreams = pytest.mark.parametrize("speaks", FORMATS, ids=[f"upstream-{name}" for name in FORMATS])
+clients = pytest.mark.parametrize("client", TRANSLATED_FORMATS)
 
 CALLS = (ScriptedCall(TOOL_NAME, {"path": "a"}), ScriptedCall(TOOL_NAME))
 REPLY = ScriptedReply("Two words.", calls=CALLS, thinking="Which words?")
@@ -48,8 +49,7 @@ HTTP_STRIDE_BYTES, DECODER_STRIDE_BYTES = (1, 1) if IS_FULL_SIZE else (61, 5)
 """Bytes between two cuts."""
 
 
-@upstreams
-@clients
+@served_pairs
 async def test_the_order_of_events(store: SqlStore, client: WireFormatName, speaks: WireFormatName):
     async with run_matrix_gateway(store, [REPLY], client=client, speaks=speaks) as harness:
         body = harness.client.make_body([harness.client.make_question("Look.")], stream=True, has_tools=True)
@@ -59,8 +59,7 @@ async def test_the_order_of_events(store: SqlStore, client: WireFormatName, spea
         assert made == [(TOOL_NAME, {"path": "a"}), (TOOL_NAME, {})]
 
 
-@upstreams
-@clients
+@served_pairs
 async def test_a_stream_that_is_cut_at_every_event(store: SqlStore, client: WireFormatName, speaks: WireFormatName):
     whole = ScriptedReply("Two words.", calls=CALLS[:1])
     async with run_matrix_gateway(store, [whole], client=client, speaks=speaks) as harness:
@@ -104,8 +103,7 @@ async def check_incomplete(gateway: GatewayHarness, conversation: str, reading: 
     assert all(json.loads(call.arguments) == {"path": "a"} for call in newest.message.tool_calls)
 
 
-@upstreams
-@clients
+@served_pairs
 async def test_a_body_that_is_cut(store: SqlStore, client: WireFormatName, speaks: WireFormatName):
     script = [ScriptedReply("Two words.", cut_after_events=1), ScriptedReply("Two words.")]
     async with run_matrix_gateway(store, script, client=client, speaks=speaks) as harness:
@@ -187,7 +185,7 @@ async def test_a_native_stream_that_is_cut_within_events(store: SqlStore, format
                     await check_incomplete(gateway, answer.headers["x-quire-conversation"], reading)
 
 
-@pytest.mark.parametrize("client", ["messages", "responses", "gemini"])
+@pytest.mark.parametrize("client", ["messages", "responses"])
 async def test_calls_that_alternate(store: SqlStore, client: WireFormatName):
     """Some servers send pieces of parallel calls in turn; texts and calls stay whole for every client."""
 
@@ -242,9 +240,7 @@ KEEP_ALIVES: dict[WireFormatName, bytes] = {
     "chat": b": keep-alive\n\n",
     "messages": b'event: ping\ndata: {"type":"ping"}\n\n',
     "responses": b": keep-alive\n\n",
-    "gemini": b"\n\n\n",
 }
-"""Of Gemini an empty line behind an event: its SDK takes a comment for a chunk. Two of them count as one here."""
 
 
 async def check_silence(store: SqlStore, client: WireFormatName, *, seconds: float, pings: Sequence[int]) -> None:
@@ -283,11 +279,10 @@ async def test_a_silent_upstream(store: SqlStore, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.nightly
 async def test_an_upstream_that_is_silent_for_a_minute(store: SqlStore):
     assert relay.KEEP_ALIVE_SECONDS == 15
-    await asyncio.gather(*(check_silence(store, client, seconds=61, pings=(1, 3, 4)) for client in FORMATS))
+    await asyncio.gather(*(check_silence(store, client, seconds=61, pings=(1, 3, 4)) for client in TRANSLATED_FORMATS))
 
 
-@upstreams
-@clients
+@served_pairs
 async def test_the_end_is_held_back_until_the_turn_is_recorded(
     store: SqlStore, monkeypatch: pytest.MonkeyPatch, client: WireFormatName, speaks: WireFormatName
 ):

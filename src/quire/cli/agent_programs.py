@@ -330,6 +330,15 @@ def _get_gemini_upstreams(environ: Mapping[str, str]) -> dict[str, Upstream]:
     return {"*": Upstream(base_url=base_url, speaks=("gemini",), credentials="client")}
 
 
+def _get_opencode_upstreams(environ: Mapping[str, str]) -> dict[str, Upstream]:
+    """Uses each provider whose API key is in the environment. opencode speaks chat completions with Google."""
+    upstreams = _get_provider_upstreams(environ)
+    if (gemini := upstreams.get("gemini-*")) is not None:
+        base_url = f"{gemini.base_url.rstrip('/').removesuffix('/v1beta')}/v1beta/openai"
+        upstreams["gemini-*"] = gemini.model_copy(update={"base_url": base_url, "speaks": ("chat",)})
+    return upstreams
+
+
 def _get_provider_upstreams(environ: Mapping[str, str]) -> dict[str, Upstream]:
     """Uses each provider whose API key is in the environment."""
     claude = {"claude-*": _get_claude_upstreams(environ)["*"]} if environ.get("ANTHROPIC_API_KEY") else {}
@@ -355,7 +364,7 @@ AGENT_PROGRAMS: Mapping[str, AgentProgram] = {
     ),
     "opencode": AgentProgram(
         connect=_connect_opencode,
-        default_upstreams=_get_provider_upstreams,
+        default_upstreams=_get_opencode_upstreams,
         provider_models=("claude-*", "gpt-*"),
         installation="npm install -g opencode-ai",
     ),

@@ -69,7 +69,8 @@ class Upstream(FrozenModel):
     speaks: tuple[WireFormatName, ...] = Field(
         default=("chat",),
         min_length=1,
-        description="Its wire formats: chat, messages, responses, gemini. Requests in other formats are translated.",
+        description="Its wire formats: chat, messages, responses, gemini. Requests in other formats are translated, "
+        "except from and to gemini.",
     )
     credentials: Literal["operator", "client"] = Field(
         default="operator",

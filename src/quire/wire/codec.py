@@ -393,8 +393,9 @@ class Codec(ABC):
     def to_tool_definition(self, tool: WireMessage) -> ToolDefinition:
         """Converts a tool to the form of the log. The parameters of an unknown kind of tool are its whole JSON."""
 
-    @abstractmethod
-    def translate_tools(self, request: ClientRequest) -> TranslatedTools: ...
+    def translate_tools(self, request: ClientRequest) -> TranslatedTools:
+        """The tools for an upstream of another format, if requests of this one are translated."""
+        raise NotImplementedError
 
     @abstractmethod
     def encode_fitted(
@@ -420,8 +421,9 @@ class Codec(ABC):
     def is_equivalent(self, rendered: Sequence[WireMessage], sent: Sequence[WireMessage]) -> bool:
         """Whether rendered messages equal items that a client sent, except for what has no meaning."""
 
-    @abstractmethod
-    def make_encoder(self, context: ReplyContext) -> ReplyEncoder: ...
+    def make_encoder(self, context: ReplyContext) -> ReplyEncoder:
+        """The encoder of a reply from an upstream of another format, if requests of this one are translated."""
+        raise NotImplementedError
 
     @abstractmethod
     def build_error(

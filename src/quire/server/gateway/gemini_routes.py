@@ -44,9 +44,7 @@ async def _generate(
     if len(model) > MAX_MODEL_NAME_CHARS:
         detail = f"The name of the model has more than {MAX_MODEL_NAME_CHARS} characters."
         return to_http_response(GEMINI.to_error_response(InvalidRequest(detail)))
-    fields: dict[str, Any] = {"model": model}
-    if stream:
-        fields |= {"stream": True, "alt": request.query_params.get("alt")}
+    fields: dict[str, Any] = {"model": model, **({"stream": True} if stream else {})}
     return await run_exchange(request, caller, GEMINI, conversation, branch, respond=respond, path_fields=fields)
 
 
@@ -57,7 +55,7 @@ async def generate_content(
     conversation: ConversationHeader = None,
     branch: BranchHeader = None,
 ) -> Response:
-    """Google's `generateContent`. Passed through to an upstream that speaks it, else translated. All are recorded."""
+    """Google's `generateContent`. Passed through to an upstream that speaks it, and recorded."""
     return await _generate(request, caller, model, conversation, branch)
 
 
@@ -73,7 +71,7 @@ async def stream_generate_content(
 
 
 async def count_content_tokens(request: Request, caller: ChatCaller, model: str) -> Response:
-    """Counts the request as it would be sent now: by an upstream that speaks Gemini, else by Quire."""
+    """Counts the request as it would be sent now, by an upstream that speaks Gemini."""
     return await _generate(request, caller, model, None, None, respond=respond_with_token_count)
 
 

@@ -5,12 +5,12 @@ and `encode_body` leaves them out of what is sent.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 from urllib.parse import quote
 
 from pydantic_core import to_json
 
-from quire.errors import ContextOverflow, InvalidEntry, ModelContextOverflow, ModelError, QuireError, error_detail
+from quire.errors import ContextOverflow, InvalidEntry, QuireError
 from quire.model import Message, TextPart, ToolDefinition
 from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object
 from quire.model.messages import Role
@@ -23,17 +23,12 @@ from quire.wire.codec import (
     MAX_NAME_CHARS,
     ClientRequest,
     Codec,
-    ReplyContext,
-    ReplyEncoder,
     RequestLimitExceeded,
     RequestOptions,
     TranslatedFields,
-    TranslatedTools,
     UnreadableBody,
     encode_body,
-    get_number,
     get_token_limit,
-    list_other_fields,
 )
 from quire.wire.gemini import FORMAT
 from quire.wire.gemini.field_names import to_camel_case
@@ -46,23 +41,14 @@ from quire.wire.gemini.parse import (
     parse_reply,
     to_standard_base64,
 )
-from quire.wire.gemini.schema import to_json_schema
-from quire.wire.gemini.stream import MAX_CANDIDATES, GeminiEncoder, GeminiStreamDecoder, build_status, join_chunks
+from quire.wire.gemini.stream import MAX_CANDIDATES, GeminiStreamDecoder, build_status, join_chunks
 from quire.wire.http_errors import ErrorResponse
 from quire.wire.item_edits import ItemEditor
 from quire.wire.replies import encode_event
 
-PATH_FIELDS = ("model", "stream", "alt")
+PATH_FIELDS = ("model", "stream")
 """Fields that the URL has, not the body."""
 JSON_MEDIA_TYPE = "application/json"
-_TRANSLATED_FIELDS = (*PATH_FIELDS, "contents", "systemInstruction", "tools", "toolConfig", "generationConfig")
-_TRANSLATED_CONFIG = (
-    "maxOutputTokens", "temperature", "topP", "topK", "stopSequences", "responseMimeType", "responseSchema",
-    "responseJsonSchema", "thinkingConfig",
-)  # fmt: skip
-_CONFIG_DEFAULTS: Mapping[str, object] = {"candidateCount": 1, "responseModalities": ["TEXT"]}
-"""Values that have no effect."""
-_TOOL_CHOICES = {"AUTO": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
 _MODES = {"auto": "AUTO", "required": "ANY", "none": "NONE"}
 _EFFORTS = {"minimal": "MINIMAL", "low": "LOW", "medium": "MEDIUM", "high": "HIGH", "xhigh": "HIGH", "max": "HIGH"}
 _MODEL_KINDS = ("models/", "tunedModels/")
@@ -195,23 +181,6 @@ class GeminiCodec(Codec):
         name = get_text(tool, "name") or next(iter(tool), "tool")
         return ToolDefinition(name=name, description=get_text(tool, "description") or "", parameters=parameters)
 
-    def translate_tools(self, request: ClientRequest) -> TranslatedTools:
-        functions = [tool for tool in request.tools if "name" in tool]
-        others = [f"tools[{next(iter(tool), 'unknown')}]" for tool in request.tools if "name" not in tool]
-        known = ("name", "description", "parameters", "parametersJsonSchema", "response", "responseJsonSchema")
-        fields = (f"tools.{name}" for tool in functions for name in list_other_fields(tool, known))
-        return TranslatedTools(
-            tuple(
-                ToolDefinition(
-                    name=str(tool["name"]),
-                    description=get_text(tool, "description") or "",
-                    parameters=to_json_schema(tool.get("parametersJsonSchema") or tool.get("parameters")),
-                )
-                for tool in functions
-            ),
-            (*others, *dict.fromkeys(fields)),
-        )
-
     def encode_fitted(
         self,
         request: ClientRequest,
@@ -228,21 +197,6 @@ class GeminiCodec(Codec):
     def is_equivalent(self, rendered: Sequence[WireMessage], sent: Sequence[WireMessage]) -> bool:
         return _normalize_contents(rendered) == _normalize_contents(sent)
 
-    def find_untranslatable(self, body: Mapping[str, Any]) -> str | None:
-        config = get_object(body, "generationConfig", "generation_config")
-        modalities: object = config.get("responseModalities") or config.get("response_modalities")
-        if isinstance(modalities, list) and "TEXT" not in cast("list[object]", modalities):
-            return (
-                "The reply would have no text, but images or audio, and an upstream of another format has none of them."
-            )
-        name = get_text(body, "cachedContent") or get_text(body, "cached_content")
-        if name is None:
-            return None
-        return (
-            f"The request continues {name!r}, which only Google can read; send its contents in the request, or use an "
-            "upstream that speaks gemini."
-        )
-
     def find_stored_id(self, raw: bytes, body: Mapping[str, Any]) -> str | None:
         if name := get_text(body, "cachedContent") or get_text(body, "cached_content"):
             return name
@@ -257,9 +211,6 @@ class GeminiCodec(Codec):
                     if uri and ("/files/" in uri or not uri.startswith(("https://", "http://"))):
                         return uri
         return None
-
-    def make_encoder(self, context: ReplyContext) -> ReplyEncoder:
-        return GeminiEncoder(context)
 
     def build_error(
         self, status: int, detail: str, *, code: str, headers: Mapping[str, str] | None = None
@@ -276,17 +227,8 @@ class GeminiCodec(Codec):
         limit = f"The input token count ({tokens}) exceeds the maximum number of tokens allowed ({window})."
         return self.build_error(400, f"{limit} {explanation}", code="context_length_exceeded")
 
-    def translate_error(self, status: int, error: ModelError) -> ErrorResponse:
-        if isinstance(error, ModelContextOverflow):
-            window = error.window or 0
-            return self._build_too_long(max(error.tokens or 0, window + 1), window, error_detail(error))
-        return super().translate_error(status, error)
-
     def encode_error_event(self, detail: str, *, code: str) -> bytes:
         return encode_event({"error": build_status(502, detail, code=code)})
-
-    def build_token_count(self, tokens: int) -> dict[str, Any]:
-        return {"totalTokens": tokens, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": tokens}]}
 
     # The upstream's side.
 
@@ -391,55 +333,9 @@ def _list_tools(body: Mapping[str, Any]) -> Iterator[WireMessage]:
 
 
 def _parse_options(body: dict[str, Any]) -> RequestOptions:
-    config = get_object(body, "generationConfig")
-    thinking, stop = get_object(config, "thinkingConfig"), config.get("stopSequences")
-    tool_config = get_object(body, "toolConfig")
-    calling = get_object(tool_config, "functionCallingConfig")
-    mode, allowed = get_text(calling, "mode"), calling.get("allowedFunctionNames")
-    names = (
-        [each for each in cast("list[object]", allowed) if isinstance(each, str)] if isinstance(allowed, list) else []
-    )
-    level, budget = get_text(thinking, "thinkingLevel"), thinking.get("thinkingBudget")
-    effort = (level or "").lower()
-    schema = config.get("responseJsonSchema") or config.get("responseSchema")
-    response_format: dict[str, Any] | None = None
-    if is_object(schema):
-        response_format = {
-            "type": "json_schema",
-            "json_schema": {"name": "reply", "schema": to_json_schema(schema), "strict": False},
-        }
-    elif config.get("responseMimeType") == JSON_MEDIA_TYPE:
-        response_format = {"type": "json_object"}
-    required = names[0] if mode == "ANY" and len(names) == 1 else None
-    # Options that only this format has, except those with a value that has no effect.
-    other_fields = [
-        *list_other_fields(body, _TRANSLATED_FIELDS),
-        *(
-            f"generationConfig.{name}"
-            for name in list_other_fields(config, _TRANSLATED_CONFIG)
-            if name not in _CONFIG_DEFAULTS or config[name] != _CONFIG_DEFAULTS[name]
-        ),
-        *(f"toolConfig.{name}" for name in list_other_fields(tool_config, ("functionCallingConfig",))),
-        *(["toolConfig.allowedFunctionNames"] if names and required is None else []),
-        *(["thinkingConfig.thinkingBudget"] if budget is not None and budget != -1 else []),
-        *(["thinkingConfig.thinkingLevel"] if level is not None and effort not in _EFFORTS else []),
-        *(f"thinkingConfig.{name}" for name in list_other_fields(
-            thinking, ("thinkingLevel", "thinkingBudget", "includeThoughts"))),
-    ]  # fmt: skip
     return RequestOptions(
         stream=body.get("stream") is True,
-        max_tokens=get_token_limit(config, "maxOutputTokens"),
-        temperature=get_number(config, "temperature"),
-        top_p=get_number(config, "topP"),
-        top_k=int(top_k) if (top_k := get_number(config, "topK")) is not None else None,
-        stop=tuple(each for each in cast("list[object]", stop) if isinstance(each, str))
-        if isinstance(stop, list)
-        else (),
-        tool_choice=cast(Literal["auto", "required", "none"] | None, _TOOL_CHOICES.get(mode or "")),
-        required_tool=required,
-        response_format=response_format,
-        reasoning_effort=effort if effort in _EFFORTS else None,
-        other_fields=tuple(other_fields),
+        max_tokens=get_token_limit(get_object(body, "generationConfig"), "maxOutputTokens"),
     )
 
 

@@ -1,44 +1,30 @@
-"""Streams of Google's Gemini API: decodes an upstream's chunks, and encodes translated replies.
+"""Streams of Google's Gemini API: decodes an upstream's chunks.
 
 A stream is a list of responses, each with the next parts of the candidates: as events with `alt=sse`, else as one JSON
 list. The last chunk of a candidate has its finish reason.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, ClassVar
-
-from pydantic_core import to_json
+from typing import Any
 
 from quire.errors import InvalidEntry, ModelUnavailable
-from quire.model import TextPart, ThinkingPart, ToolCallPart, Usage
-from quire.model.finish_reasons import FinishReason
-from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object, parse_object
+from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object
 from quire.wire import Reply, WireMessage
-from quire.wire.billed_calls import count_reasoning_tokens
-from quire.wire.codec import ReplyContext, ReplyEncoder
 from quire.wire.gemini.parse import parse_reply, read_call_id
 from quire.wire.replies import (
     MAX_DELTA_ITEMS,
-    ReplyDelta,
     ReplyText,
     ReplyThinking,
     ReplyToolCall,
     StreamDecoder,
     TextPieces,
-    encode_event,
     join_texts,
 )
 
 MAX_CANDIDATES = 8
 """Maximum candidates of a request, the maximum of Google."""
-_FINISH_REASONS: dict[FinishReason, str] = {
-    "stop": "STOP",
-    "length": "MAX_TOKENS",
-    "tool_calls": "STOP",
-    "content_filter": "SAFETY",
-}
 _STATUSES = {
     400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 402: "FAILED_PRECONDITION", 403: "PERMISSION_DENIED",
     404: "NOT_FOUND", 409: "ABORTED", 413: "INVALID_ARGUMENT", 422: "INVALID_ARGUMENT", 429: "RESOURCE_EXHAUSTED",
@@ -151,92 +137,3 @@ def join_chunks(chunks: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
     responses = decoder.build_responses()
     candidates = [candidate for each in responses for candidate in filter_objects(each.get("candidates"))]
     return {**responses[0], "candidates": candidates} if responses[0] else None
-
-
-class GeminiEncoder(ReplyEncoder):
-    """Encodes a translated reply as responses. A call is sent whole, at the end of the reply."""
-
-    keep_alive: ClassVar[bytes] = b"\n"
-    """Google's clients take a comment for a broken chunk, and skip an empty line."""
-
-    def __init__(self, context: ReplyContext) -> None:
-        super().__init__(context)
-        self._is_list = context.client_request.body.get("alt") != "sse"
-        self._has_chunks = False
-
-    @property
-    def stream_content_type(self) -> str:
-        return "application/json; charset=utf-8" if self._is_list else super().stream_content_type
-
-    def encode_response(self, reply: Reply, finish_reason: FinishReason) -> bytes:
-        parts: list[WireMessage] = []
-        for part in reply.message.parts:
-            match part:
-                case ThinkingPart(text=text) if text:
-                    parts.append({"text": text, "thought": True})
-                case TextPart(text=text) if text:
-                    parts.append({"text": text})
-                case ToolCallPart():
-                    parts.append(_build_call(part))
-                case _:
-                    pass
-        return to_json(self._build_end(parts, reply, finish_reason))
-
-    def start(self) -> bytes:
-        return b"[" if self._is_list else b""
-
-    def encode(self, delta: ReplyDelta) -> bytes:
-        match delta:
-            case ReplyText(text):
-                return self._encode_chunk(self._build_chunk([{"text": text}]))
-            case ReplyThinking(text):
-                return self._encode_chunk(self._build_chunk([{"text": text, "thought": True}]))
-            case ReplyToolCall():
-                return b""
-
-    def finish(self, reply: Reply, finish_reason: FinishReason) -> bytes:
-        calls = [_build_call(call) for call in reply.message.tool_calls]
-        end = self._encode_chunk(self._build_end(calls or [{"text": ""}], reply, finish_reason))
-        return end + b"]" if self._is_list else end
-
-    def fail(self, detail: str, *, code: str) -> bytes:
-        end = self._encode_chunk({"error": build_status(HTTPStatus.BAD_GATEWAY, detail, code=code)})
-        return end + b"]" if self._is_list else end
-
-    def _encode_chunk(self, chunk: dict[str, Any]) -> bytes:
-        if not self._is_list:
-            return encode_event(chunk)
-        separator = b",\n" if self._has_chunks else b""
-        self._has_chunks = True
-        return separator + to_json(chunk)
-
-    def _build_chunk(self, parts: Sequence[WireMessage]) -> dict[str, Any]:
-        return {
-            "candidates": [{"content": {"parts": parts, "role": "model"}, "index": 0}],
-            "modelVersion": self.context.client_request.model,
-            "responseId": self.context.request_id,
-        }
-
-    def _build_end(self, parts: Sequence[WireMessage], reply: Reply, finish_reason: FinishReason) -> dict[str, Any]:
-        chunk = self._build_chunk(parts)
-        chunk["candidates"][0]["finishReason"] = _FINISH_REASONS[finish_reason]
-        return {**chunk, "usageMetadata": _build_usage(reply.usage)}
-
-
-def _build_call(call: ToolCallPart) -> WireMessage:
-    args = parse_object(call.arguments or "{}")
-    return {
-        "functionCall": {"id": call.id, "name": call.name, "args": {"_raw": call.arguments} if args is None else args}
-    }
-
-
-def _build_usage(usage: Usage | None) -> dict[str, int]:
-    usage = usage or Usage(input_tokens=0, output_tokens=0)
-    thoughts = count_reasoning_tokens(usage)
-    return {
-        "promptTokenCount": usage.input_tokens,
-        "cachedContentTokenCount": usage.cache_read_tokens,
-        "candidatesTokenCount": usage.output_tokens - thoughts,
-        "thoughtsTokenCount": thoughts,
-        "totalTokenCount": usage.input_tokens + usage.output_tokens,
-    }
