@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.model import FilePart, Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
-from quire.view.secrets import TOKEN_FORMATS, find_secrets, mask_message, mask_secret_values, mask_secrets
+from quire.model.secrets import TOKEN_FORMATS, find_secrets, mask_message, mask_secret_values, mask_secrets
 from secret_samples import SecretGenerator, SecretSample, list_samples
 
 SAMPLES = list_samples()

@@ -100,7 +100,7 @@ def build_report(setup: "DoctorSetup", document: "FindingsSchema") -> dict[str, 
     from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
     from quire.cli.doctor_checks import EXTRA_MODULES, list_extras
-    from quire.view.secrets import mask_secrets
+    from quire.model.secrets import mask_secrets
 
     distributions, packages = packages_distributions(), dict[str, str]()
     for module in ("sqlalchemy", "pydantic", "splintr", "numpy", "typer", *EXTRA_MODULES.values()):

@@ -16,7 +16,7 @@ from quire.errors import InvalidRequest, ModelError, SpendCapReached, SpendReser
 from quire.log import MAIN_BRANCH
 from quire.model import Compaction, Entry
 from quire.model.base import FrozenModel
-from quire.view.secrets import mask_message, mask_secrets
+from quire.model.secrets import mask_message, mask_secrets
 from quire.wire.agent_boilerplate import remove_boilerplate
 
 if TYPE_CHECKING:

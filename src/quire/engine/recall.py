@@ -12,6 +12,7 @@ from quire.errors import StaleSegment, UnreadableSegment
 from quire.index.types import SegmentRef
 from quire.log import Branch, Window
 from quire.model import Entry
+from quire.model.secrets import mask_message
 from quire.model.state import ActiveCompaction
 from quire.rows.branches import choose_branch_used_last
 from quire.search.postings import ENTRIES_PER_SEGMENT, FORMAT_VERSION
@@ -23,7 +24,6 @@ from quire.view.recalled_messages import (
     render_whole,
     to_searchable_text,
 )
-from quire.view.secrets import mask_message
 from quire.view.strategies import get_strategy
 from quire.wire.tokens import TokenCounter
 

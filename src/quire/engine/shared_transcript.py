@@ -24,10 +24,10 @@ from quire.model import (
     ToolCallPart,
     ToolResultPart,
 )
+from quire.model.secrets import find_secrets, mask_secrets, replace_secrets
 from quire.rows.control_characters import escape_control_characters
 from quire.store import SqlStore
 from quire.store.export_import import EXPORT_BATCH_SIZE
-from quire.view.secrets import find_secrets, mask_secrets, replace_secrets
 
 ShareFormat = Literal["markdown", "json"]
 

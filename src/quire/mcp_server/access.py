@@ -7,7 +7,7 @@ from quire.engine.engine import Engine
 from quire.log.types import MAIN_BRANCH, ConversationRecord
 from quire.mcp_server.answers import FIT_MARGIN
 from quire.model import Message
-from quire.view.secrets import mask_message, mask_secrets
+from quire.model.secrets import mask_message, mask_secrets
 from quire.wire.tokens import TokenCounter, estimating_counter
 
 MAX_LABEL_CHARS, MAX_LABEL_TOKENS = 160, 60

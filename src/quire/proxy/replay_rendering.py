@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from quire.concurrency.worker_threads import run_sized
 from quire.model import CHAIN_ROOT, Message
 from quire.model.json_values import filter_objects
+from quire.model.secrets import MASK_MARK
 from quire.proxy.engine_variants import RecognizedRequest, render_client_message
 from quire.proxy.rendered_history import RenderedHistory, list_call_ids
 from quire.store import SqlStore
 from quire.view.batches import group_batches, repair_tool_calls
 from quire.view.layout import RenderedRequest, RequestContents, lay_out
 from quire.view.rendered import RenderedMessage
-from quire.view.secrets import MASK_MARK
 from quire.wire import WireMessage
 from quire.wire.client_messages import EquivalentStart, compute_client_paths
 

@@ -39,7 +39,7 @@ from quire.log.request_bodies import BodyReader
 from quire.log.row_digests import has_row_digest
 from quire.log.types import Blob, Branch, IntegrityFault
 from quire.model import CHAIN_ROOT, BranchState, Entry, Manifest, Message, chain_digest, next_path
-from quire.view.secrets import MASK_MARK
+from quire.model.secrets import MASK_MARK
 
 _BATCH_SIZE = 2_000
 MAX_DAMAGES = 20

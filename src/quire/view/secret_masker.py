@@ -11,8 +11,8 @@ from pydantic_core import from_json, to_json
 
 from quire.model import Body, Message
 from quire.model.secret_patterns import compile_secret_pattern
+from quire.model.secrets import SecretMatch, find_secrets, mask_message, mask_secret_values, mask_secrets
 from quire.settings.schema import TenantMasking, tenant_masking_for
-from quire.view.secrets import SecretMatch, find_secrets, mask_message, mask_secret_values, mask_secrets
 
 MAX_CACHED_NAMES = 4_096
 
