@@ -2,7 +2,7 @@
 
 Generated replies are folded by the code that the job uses, and written as the rows of the roll-up without their log,
 which a report never reads. Measured are `read_insights`, `GET /api/stats` and `/api/stats/references` of a server in
-this process, and, on SQLite, `quire stats` as a process of its own; a purge of one conversation; and the check that
+this process, and, on SQLite, `quire scan --usage` as its own process; a purge of one conversation; and the check that
 the totals equal the sum of all contributions.
 """
 
@@ -196,7 +196,7 @@ async def fill(store: SqlStore, turns: int) -> float:
 def run_command(url: str, home: Path) -> None:
     environment = {**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": str(home), "QUIRE_DATABASE_URL": url}
     for days in ("30d", "365d"):
-        command = [sys.executable, "-m", "quire", "stats", "--since", days]
+        command = [sys.executable, "-m", "quire", "scan", "--usage", "--since", days]
         subprocess.run(command, env=environment, check=True, capture_output=True)
 
 

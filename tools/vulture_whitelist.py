@@ -8,7 +8,18 @@ DataSnapshot, ModelInfo, ModelPrice, PostgresInsert, SqliteInsert
 # procrastinate.
 __annotations__, __getattr__, bind_processor, cache_ok, capture_signals, check_config, coltype, complete_event
 down_revision, field_title_should_be_set, get_col_spec, get_completions, get_retry_decision, ignored_warning_kinds
-impl, model_config, prepare_threshold, result_processor, revision, rich_help_panel, scheme_name, text_factory, timestamp
+(
+    impl,
+    model_config,
+    object_bytes,
+    prepare_threshold,
+    result_processor,
+    revision,
+    rich_help_panel,
+    scheme_name,
+    text_factory,
+    timestamp,
+)
 
 # Options that onnxruntime reads, and a field of features that segments store by name.
 directive, inter_op_num_threads, intra_op_num_threads, log_severity_level

@@ -288,7 +288,7 @@ class ContextOverflow(QuireError):
         self.needed_tokens, self.available_tokens = needed_tokens, available_tokens
         self.largest_items = tuple(largest_items)
         items = ", ".join(f"{name} ({tokens:,} tokens)" for name, tokens in largest_items)
-        unpin = " (`quire context unpin`, `/unpin`)" if "pinned message" in items else ""
+        unpin = " (`quire context pin --off`, `/unpin`)" if "pinned message" in items else ""
         super().__init__(
             f"The request needs {needed_tokens:,} tokens and there is room for {available_tokens:,}. "
             f"The largest items: {items}. "

@@ -70,7 +70,7 @@ NOT_RUN: dict[str, str] = {
     "createdb quire_again": DATABASE_SERVER,
     "quire db upgrade postgresql://owner@db/quire --role quire_app": DATABASE_SERVER,
     "quire db upgrade postgresql://owner@host/quire --role quire_app": DATABASE_SERVER,
-    "quire db status postgresql://owner@db/quire_again": DATABASE_SERVER,
+    "quire db upgrade postgresql://owner@db/quire_again --check": DATABASE_SERVER,
     "quire worker": DATABASE_SERVER,
     "quire worker --set database_url=postgresql://quire_app@host/quire": DATABASE_SERVER,
     "quire import harbour.jsonl --set tenant=anna --set database_url=postgresql://quire_app@db/quire": DATABASE_SERVER,

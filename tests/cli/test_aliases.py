@@ -33,8 +33,8 @@ def test_aliases_hold_in_files_options_and_commands(home: CliHome, tmp_path: Pat
     assert loaded.origins["strategy"] == str(file)
     run_json("config", "set", "context.strategy", "hybrid")
     run_json("config", "set", "context.max_tokens", "8192")
-    assert run_json("config", "get", "strategy")["value"] == "hybrid"
-    assert run_json("config", "get", "context.max_tokens") | {"origin": ""} == {
+    assert run_json("config", "list", "strategy")["value"] == "hybrid"
+    assert run_json("config", "list", "context.max_tokens") | {"origin": ""} == {
         "name": "context_limit", "value": 8_192, "origin": "",
     }  # fmt: skip
     run_json("agent", "config", "sailor", "context.strategy", "summarize")

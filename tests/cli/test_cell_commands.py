@@ -31,7 +31,7 @@ def test_a_tenant_is_listed_in_its_cell():
     listed = json.loads(invoke_cli("tenant", "list", "--json").stdout)["tenants"]
     assert [(each["name"], each["cell"], each["conversations"]) for each in listed] == [("observatory", "b", 1)]
     assert "cell" in invoke_cli("tenant", "list").stdout
-    verified = invoke_cli("tenant", "verify", "observatory")
+    verified = invoke_cli("conversation", "verify", "--all", "observatory")
     assert verified.exit_code == 0, verified.output
     assert "1 conversation" in verified.stdout
 

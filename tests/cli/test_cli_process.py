@@ -53,9 +53,9 @@ def run_quire(*words: str, **options: object) -> subprocess.CompletedProcess[str
         ["--version"],
         ["--help"],
         ["context", "show", TIDES_ID],
-        ["conversation", "show", TIDES_ID],
+        ["context", "show", "--messages", TIDES_ID],
         ["conversation", "list", "--json"],
-        ["stats"],
+        ["scan", "--usage"],
         ["export"],
     ],
     ids=" ".join,
@@ -77,16 +77,13 @@ CONVERSATION_COMMANDS = [
 LEADING_ARGUMENTS = {
     "context why": ["2"],
     "context pin": ["2"],
-    "context unpin": ["4"],
     "context drop": ["2"],
     "context restore": ["2"],
-    "context priority": ["7", "9"],
-    "conversation rename": ["title"],
-    "conversation tag": ["mill"],
 }
 TRAILING_OPTIONS = {
     "conversation fork": ["--at", "1"],
     "conversation purge": ["--yes"],
+    "conversation edit": ["--title", "x"],
     "context edit": ["--text", "x"],
 }
 
@@ -140,7 +137,7 @@ def test_all_commands_stand_in_the_help(home: CliHome):
         # The model's own window bounds every request. It is in the table of genai-prices, which imports httpx2.
         (["context", "show"], ["httpx2"]),
         (["conversation", "list"], []),
-        (["context", "summary"], []),
+        (["context", "show", "--summary"], []),
         (["config", "list"], []),
     ],
 )
@@ -186,7 +183,7 @@ def test_a_command_of_its_own_process_says_the_same(home: CliHome):
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_whoever_stops_reading_is_not_told_of_it(home: CliHome, unbuffered: str):
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    for words in (["conversation", "show"], ["export"], ["context", "show", "--json"]):
+    for words in (["context", "show", "--messages"], ["export"], ["context", "show", "--json"]):
         with subprocess.Popen(
             [*QUIRE, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
         ) as process:
@@ -252,10 +249,9 @@ def test_the_same_commands_work_on_postgresql(home: CliHome, database_url: str, 
     assert on_postgres("context", "show")["manifest"]["slots"] == run_json("context", "show")["manifest"]["slots"]
     assert on_postgres("conversation", "verify", "--all")["faults"] == []
     assert on_postgres("search", "spring tide")["messages"]
-    assert on_postgres("memory", "relevance")["enabled"]
-    assert on_postgres("context", "clear")["entry"]
+    assert on_postgres("context", "compact", "--clear")["entry"]
     assert on_postgres("context", "undo")["active"]["compaction"]["number"] == 1
-    assert on_postgres("db", "status")["current"] is True
+    assert on_postgres("db", "upgrade", "--check")["current"] is True
 
 
 def complete_shell(words: Sequence[str]) -> list[str]:
@@ -275,11 +271,11 @@ def complete_shell(words: Sequence[str]) -> list[str]:
     ("words", "offered"),
     [
         (["quire", "conv"], ["conversation"]),
-        (["quire", "context", "s"], ["show", "summary"]),
+        (["quire", "context", "s"], ["show"]),
         (["quire", "context", "show", "01ke6p8"], [TIDES_ID]),
         (["quire", "agent", "show", "s"], ["sailor"]),
-        (["quire", "config", "get", "context_thr"], ["context_threshold"]),
-        (["quire", "memory", "list", "--agent", "sa"], ["sailor"]),
+        (["quire", "config", "list", "context_thr"], ["context_threshold"]),
+        (["quire", "memory", "search", "--agent", "sa"], ["sailor"]),
     ],
 )
 def test_the_shell_completes_commands_ids_and_names(home: CliHome, words: list[str], offered: list[str]):
@@ -298,7 +294,7 @@ def test_completing_with_broken_settings_offers_nothing(home: CliHome):
 
 
 def test_asking_for_the_status_makes_no_database(home: CliHome, tmp_path: Path):
-    assert invoke_cli("db", "status", f"sqlite:///{tmp_path}/none.db").exit_code == 1
+    assert invoke_cli("db", "upgrade", "--check", f"sqlite:///{tmp_path}/none.db").exit_code == 1
     assert not (tmp_path / "none.db").exists()
     assert invoke_cli("db", "upgrade", f"sqlite:///{tmp_path}/deep/er/new.db").exit_code == 0
-    assert invoke_cli("db", "status", f"sqlite:///{tmp_path}/deep/er/new.db").exit_code == 0
+    assert invoke_cli("db", "upgrade", "--check", f"sqlite:///{tmp_path}/deep/er/new.db").exit_code == 0

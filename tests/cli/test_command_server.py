@@ -25,14 +25,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not IS_SUPPORTED, reason="for
 ALL_COMMANDS = [
     ["conversation", "list"],
     ["conversation", "list", "--json"],
-    ["conversation", "show", "tide"],
-    ["conversation", "show", "missing"],
+    ["context", "show", "--messages", "tide"],
+    ["context", "show", "--messages", "missing"],
     ["context", "show", "tide"],
     ["context", "why", "tide", "1"],
     ["search", "flood ähnlich"],
     ["search", "--no-such-option"],
-    ["stats", "--json"],
-    ["memory", "list"],
+    ["context", "show", "--usage", "--json"],
+    ["memory", "search"],
     ["models", "gpt-4o"],
     ["context", "--help"],
 ]
@@ -141,7 +141,7 @@ def test_a_signal_ends_the_command_and_not_the_process_it_was_forked_from(served
     assert (command.exitstatus, command.signalstatus) == ((1, None) if number is signal.SIGINT else (None, number))
     wait_for(lambda: children.read_text() == "")
     assert served.find_process() == process_id
-    assert served.run("conversation", "show", "tide")[0] == 0
+    assert served.run("context", "show", "--messages", "tide")[0] == 0
 
 
 def test_another_installation_runs_its_own_code(served: ServedHome, tmp_path: Path):

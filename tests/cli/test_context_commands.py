@@ -44,7 +44,7 @@ def test_without_an_id_the_most_recently_used_conversation_is_selected(home: Cli
 
 
 def count_entries() -> int:
-    return sum(run_json("stats", TIDES_ID)["entries"].values())
+    return sum(run_json("context", "show", "--usage", TIDES_ID)["entries"].values())
 
 
 def load_manifest(*words: str) -> Any:
@@ -57,7 +57,7 @@ def load_window() -> Any:
 
 
 def load_summary() -> str:
-    return run_json("context", "summary")["active"]["compaction"]["summary"]
+    return run_json("context", "show", "--summary")["active"]["compaction"]["summary"]
 
 
 def list_decisions(manifest: Any, *, included: bool) -> list[Any]:
@@ -95,16 +95,16 @@ def test_the_window_of_an_earlier_request_is_drawn_from_its_record(home: CliHome
 
 def test_looking_changes_nothing(home: CliHome):
     before = count_entries()
-    for words in ("show", "summary", "items", "diff", "replay", "why 2", "compact --preview"):
+    for words in ("show", "show --summary", "items", "diff", "show --request", "why 2", "compact --preview"):
         assert invoke_cli("context", *words.split()).exit_code == 0
-    for words in ("export", "stats Tides", "memory relevance"):
+    for words in ("export", "context show --usage Tides"):
         assert invoke_cli(*words.split()).exit_code == 0
     assert count_entries() == before
 
 
 def test_clearing_archives_everything_but_pins_and_undo_brings_it_back(home: CliHome):
     before = load_window()
-    cleared = run_json("context", "clear")["entry"]["body"]
+    cleared = run_json("context", "compact", "--clear")["entry"]["body"]
     assert (cleared["covers"], cleared["summary"]) == ({"first": 1, "last": 12}, None)
     messages = [row for row in list_decisions(load_manifest(), included=True) if row["slot"] == "messages"]
     assert [row["reason"] for row in messages] == ["pinned"]
@@ -113,8 +113,8 @@ def test_clearing_archives_everything_but_pins_and_undo_brings_it_back(home: Cli
 
 
 def test_an_empty_conversation_has_nothing_to_clear(home: CliHome):
-    run_json("context", "clear", GREETING_ID)
-    assert run_json("context", "clear", GREETING_ID)["entry"] is not None  # A clearing can be cleared, and taken back.
+    run_json("context", "compact", "--clear", GREETING_ID)
+    assert run_json("context", "compact", "--clear", GREETING_ID)["entry"] is not None
     run_json("context", "undo", GREETING_ID)
     run_json("context", "undo", GREETING_ID)
     assert invoke_cli("context", "undo", GREETING_ID).exit_code == 1
@@ -122,7 +122,7 @@ def test_an_empty_conversation_has_nothing_to_clear(home: CliHome):
 
 def test_what_to_keep_is_handed_to_the_summary(home: CliHome):
     assert run_json("context", "compact", "--keep", "the depth over the bar")["entry"]["body"]["covers"]["last"] > 6
-    output = run_json("conversation", "show")
+    output = run_json("context", "show", "--messages")
     assert output["entries"][-1]["body"]["instructions"] == "the depth over the bar"
 
 
@@ -215,20 +215,20 @@ def test_what_is_no_export_is_not_imported(home: CliHome, content: bytes | None,
 
 
 def test_a_request_whose_text_was_purged_does_not_come_out_again(home: CliHome):
-    assert run_json("context", "replay", "--reply", "7")["matches"]
+    assert run_json("context", "show", "--request", "--reply", "7")["matches"]
     run_json("conversation", "purge", TIDES_ID, "--message", "3", "--yes")
-    replayed = invoke_cli("context", "replay", "--reply", "7", "--json")
+    replayed = invoke_cli("context", "show", "--request", "--reply", "7", "--json")
     assert replayed.exit_code == 1
     assert json.loads(replayed.stdout)["matches"] is False
     assert json.loads(replayed.stdout)["missing"] == ["#3"]
     assert json.loads(replayed.stdout)["mismatch"] == "content was purged"
-    shown = invoke_cli("context", "replay", "--reply", "7").stdout
+    shown = invoke_cli("context", "show", "--request", "--reply", "7").stderr
     assert "DIFFERS" in shown
     assert "content was purged" in shown
 
 
 def test_the_request_itself_can_be_read(home: CliHome):
-    request = json.loads(invoke_cli("context", "replay", "--request").stdout)
+    request = json.loads(invoke_cli("context", "show", "--request").stdout)
     assert request["messages"][-1]["content"] == "So what is the plan?"
 
 
@@ -246,9 +246,9 @@ def test_two_requests_are_compared_by_their_replies(home: CliHome):
 
 def test_requests_that_are_not_on_record_are_not_found(home: CliHome):
     for words in (
-        ["replay", GREETING_ID],
+        ["show", "--request", GREETING_ID],
         ["diff", GREETING_ID],
-        ["replay", "--reply", "2"],
+        ["show", "--request", "--reply", "2"],
         ["show", "--reply", "99"],
     ):
         assert invoke_cli("context", *words).exit_code == 3, words
@@ -282,21 +282,21 @@ def test_items_and_pins_are_changed_by_name_and_number(home: CliHome):
     assert [item["name"] for item in changed["items"]] == ["plain"]
     assert changed["pins"] == [4]
     assert run_json("context", "pin", "2")["pins"] == [2, 4]
-    assert run_json("context", "unpin", "4")["pins"] == [2]
+    assert run_json("context", "pin", "4", "--off")["pins"] == [2]
     assert run_json("context", "items")["pins"] == [2]
-    assert invoke_cli("context", "unpin", "4").exit_code == 1
+    assert invoke_cli("context", "pin", "4", "--off").exit_code == 1
     assert invoke_cli("context", "pin", "99").exit_code == 1
     assert [item["name"] for item in run_json("context", "items", "--add", "harbour")["items"]] == ["plain", "harbour"]
     assert invoke_cli("context", "items", "--add", "nothing of the kind").exit_code == 1
 
 
 def test_a_priority_is_set_and_reset(home: CliHome):
-    assert run_json("context", "priority", "7", "9")["priorities"] == [{"message": 7, "priority": 9}]
-    assert "Set priority 9 on #7" in invoke_cli("conversation", "show").stdout
-    assert run_json("context", "priority", "7", "0")["priorities"] == []
-    assert invoke_cli("context", "priority", "7", "11").exit_code == 2
-    assert invoke_cli("context", "priority", "99", "9").exit_code == 3
-    archived = invoke_cli("context", "priority", "2", "9")
+    assert run_json("context", "pin", "7", "--priority", "9")["priorities"] == [{"message": 7, "priority": 9}]
+    assert "Set priority 9 on #7" in invoke_cli("context", "show", "--messages").stdout
+    assert run_json("context", "pin", "7", "--priority", "0")["priorities"] == []
+    assert invoke_cli("context", "pin", "7", "--priority", "11").exit_code == 2
+    assert invoke_cli("context", "pin", "99", "--priority", "9").exit_code == 3
+    archived = invoke_cli("context", "pin", "2", "--priority", "9")
     assert archived.exit_code == 1
     assert "#2 is archived" in archived.stderr
 
@@ -310,7 +310,7 @@ def test_numbers_add_up_what_the_provider_reported(home: CliHome):
     reply = Message.assistant("Aye.")
     used = [Usage(input_tokens=100, output_tokens=7, cache_read_tokens=60), Usage(input_tokens=50, output_tokens=3)]
     asyncio.run(append_entries(home, *(Draft(body=reply, usage=each) for each in used)))
-    output = run_json("stats", TIDES_ID)
+    output = run_json("context", "show", "--usage", TIDES_ID)
     assert output["replies"] == 2
     assert {name: output["tokens"][name] for name in ("input", "output", "cache_read")} == {
         "input": 150,
@@ -333,10 +333,10 @@ def test_a_transcript_shows_calls_results_thoughts_and_what_was_changed(home: Cl
             Restore(compaction=8),
         )
     )
-    full = invoke_cli("conversation", "show", "--full").stdout
+    full = invoke_cli("context", "show", "--messages", "--full").stdout
     assert '→ tide({"day": 18})\n' in full
     assert "✗ no such day\n" in full
-    output = invoke_cli("conversation", "show").stdout
+    output = invoke_cli("context", "show", "--messages").stdout
     for line in (
         "(thinking) Let me look.\nLooking.\n",
         "✗ tide(day=18) no such day",
@@ -351,16 +351,9 @@ def test_a_transcript_shows_calls_results_thoughts_and_what_was_changed(home: Cl
 
 
 def test_a_branch_has_numbers_of_its_own(home: CliHome):
-    output = run_json("stats", "Tides", "--branch", "1")
+    output = run_json("context", "show", "--usage", "Tides", "--branch", "1")
     assert (output["branch"], output["archived_up_to"], output["messages"]) == (1, None, {"assistant": 2, "user": 2})
-    assert run_json("stats", GREETING_ID)["messages"] == {"user": 1}
-
-
-def test_memory_is_read_from_the_project_and_the_agent(home: CliHome):
-    output = run_json("memory", "relevance")["blocks"]
-    assert [(row["name"], row["included"]) for row in output] == [("AGENTS.md", True), ("memories", True)]
-    assert "Gannet" in output[0]["text"]
-    assert run_json("memory", "relevance", "--set", "memory_integration=false")["blocks"] == []
+    assert run_json("context", "show", "--usage", GREETING_ID)["messages"] == {"user": 1}
 
 
 def test_the_agents_own_model_decides_how_large_the_window_is(home: CliHome):
@@ -373,14 +366,14 @@ def test_the_agents_own_model_decides_how_large_the_window_is(home: CliHome):
 
 def test_a_conversation_is_named_by_id_title_or_the_beginning_of_its_id(home: CliHome):
     for name in (TIDES_ID, "Tides", "tides", TIDES_ID[:8]):
-        assert run_json("context", "summary", name)["conversation"] == TIDES_ID
+        assert run_json("context", "show", "--summary", name)["conversation"] == TIDES_ID
         assert run_json("search", "tide", name)["messages"][0]["conversation"]["id"] == TIDES_ID
     assert run_json("conversation", "purge", "Tides", "--message", "3", "--yes")["conversation"] == TIDES_ID
-    ambiguous = invoke_cli("context", "summary", TIDES_ID[:6])
+    ambiguous = invoke_cli("context", "show", "--summary", TIDES_ID[:6])
     assert (ambiguous.exit_code, ambiguous.stdout) == (1, "")
     assert f"names 2 conversations: {TIDES_ID}, {GREETING_ID}" in ambiguous.stderr
-    assert invoke_cli("context", "summary", "Tide").exit_code == 3
-    assert invoke_cli("context", "summary", "").exit_code == 3
+    assert invoke_cli("context", "show", "--summary", "Tide").exit_code == 3
+    assert invoke_cli("context", "show", "--summary", "").exit_code == 3
 
 
 def test_a_conversation_is_named_by_the_session_of_an_agent(home: CliHome):
@@ -391,7 +384,7 @@ def test_a_conversation_is_named_by_the_session_of_an_agent(home: CliHome):
                 await store.create_conversation(purpose or "main", origin=origin)
 
     asyncio.run(record())
-    assert run_json("context", "summary", "b7c1")["conversation"] == "main"
+    assert run_json("context", "show", "--summary", "b7c1")["conversation"] == "main"
 
 
 @pytest.mark.parametrize(

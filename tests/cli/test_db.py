@@ -18,10 +18,10 @@ def invoke_db(*words: str) -> tuple[int, str]:
 
 def test_a_database_is_upgraded_once(tmp_path: Path):
     url = f"sqlite:///{tmp_path}/quire.db"
-    assert invoke_db("db", "status", url)[0] == 1
+    assert invoke_db("db", "upgrade", "--check", url)[0] == 1
     assert invoke_db("db", "upgrade", url) == (0, f"Upgraded the schema from nothing to {SCHEMA_VERSION}.\n")
     assert invoke_db("db", "upgrade", url) == (0, f"The schema is at {SCHEMA_VERSION} already.\n")
-    assert invoke_db("db", "status", url)[0] == 0
+    assert invoke_db("db", "upgrade", "--check", url)[0] == 0
 
 
 @pytest.mark.every_postgres
@@ -48,7 +48,15 @@ def test_the_version_is_printed():
 
 
 def test_an_error_is_one_line_that_says_what_to_do():
-    command = [sys.executable, "-c", "from quire.cli import main; main()", "db", "status", "postgresql://127.0.0.1:1/x"]
+    command = [
+        sys.executable,
+        "-c",
+        "from quire.cli import main; main()",
+        "db",
+        "upgrade",
+        "--check",
+        "postgresql://127.0.0.1:1/x",
+    ]
     outcome = subprocess.run(command, capture_output=True, text=True, check=False)
     assert outcome.returncode == 1
     assert outcome.stderr.startswith("quire: The database cannot be reached")

@@ -37,11 +37,11 @@ DATA = Path(__file__).parents[1] / "importers" / "data"
 WRITTEN_MODEL_URL = "http://127.0.0.1:11434/v1"
 SHORTENED_ID = re.compile(r"01[a-zA-Z0-9]+…")
 AGENTS = ("claude", "codex", "gemini", "my-agent", "opencode")
-NAMED_CONVERSATION = "quire conversation rename harbour"
+NAMED_CONVERSATION = "quire conversation edit --title harbour"
 PREPARATIONS = {
-    "quire context redo": "quire context undo",
+    "quire context undo --redo": "quire context undo",
     "quire context show harbour": NAMED_CONVERSATION,
-    "quire conversation show harbour": NAMED_CONVERSATION,
+    "quire context show harbour --messages": NAMED_CONVERSATION,
     "quire tenant purge observatory --yes": (
         f"{NAMED_CONVERSATION} && quire export harbour --output harbour.jsonl && "
         "quire import harbour.jsonl --set tenant=observatory"
@@ -52,9 +52,9 @@ PREPARATIONS = {
     ),
 }
 """What a reader of the page has done before the command."""
-TYPED = {"quire conversation purge-value": "not-in-any-conversation\n"}
+TYPED = {"quire conversation purge --value-from -": "not-in-any-conversation\n"}
 """What is typed into a command; nothing into the others."""
-ASKS_IN_A_TERMINAL = ("quire hook install", "quire hook uninstall", "quire conversation purge-value")
+ASKS_IN_A_TERMINAL = ("quire hook install", "quire hook uninstall", "quire conversation purge --value-from -")
 TIMEOUT_SECONDS = 120
 
 COMMANDS = list_commands()
@@ -80,7 +80,7 @@ def test_inline_commands_of_quire_have_names_and_options_that_exist():
         parse_quire(line)
 
 
-@pytest.mark.parametrize("line", ["quire db verify", "quire context harbour", "quire stats --since-when 30d"])
+@pytest.mark.parametrize("line", ["quire db verify", "quire context harbour", "quire scan --usage --since-when 30d"])
 def test_a_command_that_does_not_exist_is_found(line: str):
     with pytest.raises(Exception, match=r"No such (command|option)"):
         parse_quire(line)

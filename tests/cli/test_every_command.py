@@ -6,7 +6,6 @@
 import ast
 import asyncio
 import json
-import keyword
 import os
 import re
 import shlex
@@ -23,6 +22,7 @@ from quire.cli import command_reference, output
 from quire.cli.app import SINGLE_COMMANDS
 from quire.cli.command_groups import COMMAND_GROUPS
 from quire.model import Message
+from quire.plugins import find_plugins
 from quire.schemas import JsonModel
 from quire.store import SqlStore
 
@@ -56,16 +56,14 @@ def get_snapshot_path(name: str) -> Path:
 
 def test_the_commands_are_those_expected():
     expected = {
-        "context": "show timeline summary compact undo redo edit clear replay diff cache why items pin unpin drop "
-        "restore priority",
-        "memory": "import search relevance list retire",
-        "config": "get set list",
-        "agent": "list show config new",
-        "conversation": "list show fork rename tag verify purge offload purge-value secrets",
+        "context": "show timeline compact undo edit diff why items pin drop restore",
+        "memory": "import search retire",
+        "config": "set list",
+        "agent": "show config new",
+        "conversation": "list fork edit verify purge secrets",
         "key": "create list revoke",
-        "audit": "verify export",
-        "tenant": "list verify purge rewrap",
-        "db": "upgrade status",
+        "tenant": "list purge rewrap audit",
+        "db": "upgrade",
     }
     assert set(COMMANDS) == {f"{group} {part}" for group, parts in expected.items() for part in parts.split()}
 
@@ -96,18 +94,14 @@ def test_snapshots_belong_to_existing_commands():
 
 @pytest.mark.parametrize("name", SINGLE_COMMANDS)
 def test_commands_without_a_group_have_help_and_stand_in_the_docs(name: str):
-    # A module cannot have the name of a keyword.
-    command = import_module(f"quire.cli.{name}{'_' if keyword.iskeyword(name) else ''}").command
-    assert command.__doc__
+    assert find_plugins("quire.commands")[name].load().__doc__
     assert f"$ {SINGLE_COMMANDS[name]}\n" in COMMANDS_PAGE.read_text()
 
 
 def make_example_possible(name: str, home: CliHome) -> None:
-    if name == "context redo":
-        assert invoke_cli("context", "undo").exit_code == 0
-    if name in ("tenant purge", "tenant verify"):
+    if name == "tenant purge":
         asyncio.run(create_tenant(home))
-    if name.startswith("audit"):
+    if name == "tenant audit":
         asyncio.run(append_audit(home))
 
 
@@ -131,7 +125,7 @@ def test_the_example_prints_what_its_snapshot_shows(name: str, home: CliHome):
         get_snapshot_path(name).write_text(outcome.stdout)
     assert outcome.stdout == get_snapshot_path(name).read_text()
     # JSON Lines are for programs.
-    assert name == "audit export" or max(map(len, outcome.stdout.splitlines())) <= 100
+    assert name == "tenant audit" or max(map(len, outcome.stdout.splitlines())) <= 100
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,4 +1,4 @@
-"""`quire handover`: text for people and agents, JSON for programs, bounds and errors."""
+"""`quire resume --print`: text for people and agents, JSON for programs, bounds and errors."""
 
 import json
 
@@ -11,7 +11,7 @@ SECRET = "ghp_" + "a1B2c3D4e5F6" * 3
 
 
 def test_the_newest_conversation_is_handed_over(home: CliHome):
-    result = invoke_cli("handover")
+    result = invoke_cli("resume", "--print")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("# Hand-over: Tides\n")
     assert f"- First request: {TURNS[0][0]} [#" in result.stdout
@@ -20,13 +20,13 @@ def test_the_newest_conversation_is_handed_over(home: CliHome):
 
 
 def test_the_text_is_printed_as_it_is(home: CliHome):
-    document = run_json("handover", TIDES_ID)
+    document = run_json("resume", "--print", TIDES_ID)
     assert max(map(len, document["text"].splitlines())) > 150
-    assert invoke_cli("handover", TIDES_ID).stdout == f"{document['text']}\n"
+    assert invoke_cli("resume", "--print", TIDES_ID).stdout == f"{document['text']}\n"
 
 
 def test_json_has_the_citations_and_stays_in_its_tokens(home: CliHome):
-    document = run_json("handover", TIDES_ID, "--max-tokens", "300")
+    document = run_json("resume", "--print", TIDES_ID, "--max-tokens", "300")
     assert document["conversation"] == TIDES_ID
     assert document["sources"]
     assert document["tokens"] <= document["max_tokens"] == 300
@@ -38,17 +38,16 @@ async def test_secrets_are_masked_unless_the_caller_declines(home: CliHome):
         await store.append(GREETING_ID, Message.user(f"The token is {SECRET}"))
     from asyncio import to_thread
 
-    masked = await to_thread(invoke_cli, "handover", GREETING_ID)
+    masked = await to_thread(invoke_cli, "resume", "--print", GREETING_ID)
     assert SECRET not in masked.output
     assert "masked" in masked.stdout
-    assert SECRET in (await to_thread(invoke_cli, "handover", GREETING_ID, "--unmasked")).stdout
-    setting = await to_thread(invoke_cli, "handover", GREETING_ID, "--set", "mask_secrets=false", "--json")
+    setting = await to_thread(invoke_cli, "resume", "--print", GREETING_ID, "--set", "mask_secrets=false", "--json")
     assert SECRET in json.loads(setting.stdout)["text"]
 
 
 def test_errors_say_what_to_do(home: CliHome):
-    missing = invoke_cli("handover", "unknown")
+    missing = invoke_cli("resume", "--print", "unknown")
     assert missing.exit_code == 3
     assert "quire conversation list" in missing.stderr
-    assert invoke_cli("handover", "--max-tokens", "5").exit_code == 2
-    assert invoke_cli("handover", "--branch", "9").exit_code == 3
+    assert invoke_cli("resume", "--print", "--max-tokens", "5").exit_code == 2
+    assert invoke_cli("resume", "--print", "--branch", "9").exit_code == 3

@@ -92,7 +92,7 @@ def test_a_summary_that_only_the_provider_can_read_is_said(home: CliHome):
     shape = DATA / "shapes" / "codex" / "compaction-that-cannot-be-read.jsonl"
     run_import("codex", str(shape))
     conversation = run_json("conversation", "list", "--all")["conversations"][0]["id"]
-    shown = invoke_cli("context", "summary", conversation)
+    shown = invoke_cli("context", "show", "--summary", conversation)
     assert "The summary cannot be read" in shown.stdout
     assert "made by the provider" in shown.stdout
     events = run_json("context", "timeline", conversation)["events"]

@@ -54,7 +54,7 @@ def get_json(path: str, **query: Any) -> Any:
 
 
 def test_entries_and_the_state_of_their_branch(home: CliHome):
-    printed, page = run_json("conversation", "show", "--first", "1"), get_json(f"{CONVERSATION}/entries")
+    printed, page = run_json("context", "show", "--messages", "--first", "1"), get_json(f"{CONVERSATION}/entries")
     assert {each["kind"] for each in page["items"]} == {"message", "compaction", "pin", "context_change"}
     assert printed["entries"] == page["items"]
     assert (printed["head"], printed["state"]) == (page["head"], page["state"])
@@ -67,7 +67,7 @@ def test_plan_active_compaction_and_usage(home: CliHome):
     status = get_json(f"{CONVERSATION}/compaction")
     assert status["plan"] is not None
     assert run_json("context", "compact", "--preview")["plan"] == status["plan"]
-    assert run_json("context", "summary")["active"] == status["active"]
+    assert run_json("context", "show", "--summary")["active"] == status["active"]
     manifest, usage = run_json("context", "show")["manifest"], get_json(f"{CONVERSATION}/usage")
     assert {name: manifest[name] for name in usage.keys() & manifest.keys()} == {
         name: usage[name] for name in ("slots", "total_tokens", "trigger_tokens", "exact")
@@ -83,7 +83,7 @@ def test_manifests_decisions_replays_and_differences(home: CliHome):
     why = run_json("context", "why", "2", "--reply", str(REPLY))
     assert why["decision"] == get_json(f"{requests}/{REPLY}/why", item="2")
     for printed, returned in (
-        (run_json("context", "replay", "--reply", str(REPLY)), get_json(f"{requests}/{REPLY}/replay")),
+        (run_json("context", "show", "--request", "--reply", str(REPLY)), get_json(f"{requests}/{REPLY}/replay")),
         (run_json("context", "diff", "--from", "3", "--to", "7"), get_json(f"{requests}/3/diff", other=7)),
     ):
         assert returned.items() <= printed.items()
@@ -94,7 +94,7 @@ def test_conversations_memories_and_keys(home: CliHome):
     detail = get_json(CONVERSATION)
     assert printed == {name: detail[name] for name in printed.keys() & detail.keys()} | {"entries": 12}
     assert printed.keys() >= detail.keys() - {"can_share", "cost_usd", "sub_agents", "unpriced_requests"}
-    assert run_json("memory", "list")["memories"] == get_json("/api/memories")["items"]
+    assert run_json("memory", "search")["memories"] == get_json("/api/memories")["items"]
     listed = get_json("/api/keys")["items"]
     assert run_json("key", "list")["keys"] == listed
 
@@ -107,7 +107,7 @@ def test_the_events_of_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.chdir(tmp_path)
         asked = CliRunner().invoke(app, ["ask", "How many?", "--json", "--conversation", "c"])
         printed = json.loads(asked.stdout)
-        entries = run_json("conversation", "show", "c", "--first", "1")["entries"]
+        entries = run_json("context", "show", "--messages", "c", "--first", "1")["entries"]
         # The question was answered before, so the API replays its turn from the log.
         stream = call_api("POST", "/api/conversations/c/send", json={"message": "How many?", "after": 0})
     data = [line.removeprefix("data: ") for line in stream.text.splitlines() if line.startswith("data: ")]

@@ -31,18 +31,20 @@ def test_importing_twice_remembers_once(home: CliHome):
     assert len(run_json("memory", "import", "@preferences.md")["added"]) == 3
     again = run_json("memory", "import", "preferences.md")
     assert (again["added"], again["known"]) == ([], 3)
-    assert len(run_json("memory", "list")["memories"]) == 5
+    assert len(run_json("memory", "search")["memories"]) == 5
 
 
 def test_what_is_no_longer_in_the_file_is_retired_if_one_says_so(home: CliHome):
     run_json("memory", "import", "@preferences.md")
     (home.project / "preferences.md").write_text("- Heights are given in feet.\n- Times are local, not UTC.\n")
     previewed = run_json("memory", "import", "@preferences.md", "--replace", "--preview")
-    assert len(run_json("memory", "list")["memories"]) == 5
+    assert len(run_json("memory", "search")["memories"]) == 5
     changed = run_json("memory", "import", "@preferences.md", "--replace")
     assert changed["added"] == previewed["added"] == ["Heights are given in feet."]
     assert len(changed["retired"]) == 2
-    remaining = [each["text"] for each in run_json("memory", "list")["memories"] if each["source"] == "preferences.md"]
+    remaining = [
+        each["text"] for each in run_json("memory", "search")["memories"] if each["source"] == "preferences.md"
+    ]
     assert sorted(remaining) == ["Heights are given in feet.", "Times are local, not UTC."]
 
 
@@ -67,9 +69,9 @@ def test_a_file_without_statements_is_refused(home: CliHome, content: bytes | No
 
 def test_a_namespace_without_an_agent_can_be_named(home: CliHome):
     run_json("memory", "import", "@preferences.md", "--agent", "someone")
-    assert run_json("memory", "list", "--agent", "someone")["namespace"] == "someone"
-    assert len(run_json("memory", "list", "--agent", "sailor")["memories"]) == 2
-    assert invoke_cli("memory", "list", "--agent", "missing.toml").exit_code == 3
+    assert run_json("memory", "search", "--agent", "someone")["namespace"] == "someone"
+    assert len(run_json("memory", "search", "--agent", "sailor")["memories"]) == 2
+    assert invoke_cli("memory", "search", "--agent", "missing.toml").exit_code == 3
 
 
 def test_without_an_agent_a_note_says_that_no_request_reads_the_namespace(home: CliHome):
@@ -77,33 +79,17 @@ def test_without_an_agent_a_note_says_that_no_request_reads_the_namespace(home: 
     outcome = invoke_cli("memory", "import", "@preferences.md", "--json")
     assert json.loads(outcome.stdout)["namespace"] == "default"
     assert "No agent is set" in outcome.stderr
-    assert run_json("memory", "relevance")["enabled"] is False
-    assert "There is no agent" in invoke_cli("memory", "relevance").stdout
 
 
 def test_retired_memories_are_listed_only_on_request_and_all_ids_must_be_there(home: CliHome):
-    [newest, oldest] = run_json("memory", "list")["memories"]
+    [newest, oldest] = run_json("memory", "search")["memories"]
     assert invoke_cli("memory", "retire", newest["id"], "nobody").exit_code == 3
-    assert len(run_json("memory", "list")["memories"]) == 2
+    assert len(run_json("memory", "search")["memories"]) == 2
     run_json("memory", "retire", newest["id"])
-    assert [each["id"] for each in run_json("memory", "list")["memories"]] == [oldest["id"]]
-    assert len(run_json("memory", "list", "--retired")["memories"]) == 2
-    assert "retired" in invoke_cli("memory", "list", "--retired").stdout
+    assert [each["id"] for each in run_json("memory", "search")["memories"]] == [oldest["id"]]
+    assert len(run_json("memory", "search", "--retired")["memories"]) == 2
+    assert "retired" in invoke_cli("memory", "search", "--retired").stdout
     assert invoke_cli("memory", "retire", newest["id"]).exit_code == 0
-
-
-def test_relevance_depends_on_the_question(home: CliHome):
-    run_json("memory", "import", "@preferences.md")
-
-    def brought(question: str) -> set[str]:
-        return {
-            each["text"] for each in run_json("memory", "relevance", "--for", question)["memories"] if each["included"]
-        }
-
-    always = "The owner is Ada, and she gets seasick."  # It was there when the conversation began.
-    assert always in brought("heights in metres?") & brought("anything")
-    assert "Heights are given in metres." in brought("heights in metres?")
-    assert "Heights are given in metres." not in brought("anything")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +128,7 @@ def test_a_setting_is_changed_where_it_stands_and_the_rest_of_the_file_stays(hom
     after = read_lines(home.settings)
     assert [line for line in after if line not in before] == ["context_limit = 2400"]
     assert after.index("context_limit = 2400") == before.index("context_limit = 1600")
-    assert run_json("config", "get", "context_limit") == {
+    assert run_json("config", "list", "context_limit") == {
         "name": "context_limit",
         "value": 2400,
         "origin": str(home.settings),
@@ -157,31 +143,31 @@ def test_in_a_commented_file_the_value_takes_its_comments_place(home: CliHome):
     after = read_lines(home.settings)
     assert [line for line in after if line not in before] == ["context_threshold = 0.8", "shares = { memory = 0.25 }"]
     assert len(after) == len(before)
-    assert run_json("config", "get", "shares")["value"] == {"memory": 0.25}
+    assert run_json("config", "list", "shares")["value"] == {"memory": 0.25}
 
 
 def test_a_setting_is_taken_out_again(home: CliHome):
     run_json("config", "set", "context_limit", "--unset")
-    assert run_json("config", "get", "context_limit")["origin"] == "default"
+    assert run_json("config", "list", "context_limit")["origin"] == "default"
     assert "# The user's own settings." in home.settings.read_text()
 
 
 def test_a_projects_file_goes_before_the_users(home: CliHome):
     run_json("config", "set", "strategy", "discard", "--project")
-    assert run_json("config", "get", "strategy")["origin"] == str(home.project / "quire.toml")
+    assert run_json("config", "list", "strategy")["origin"] == str(home.project / "quire.toml")
     assert 'strategy = "summarize"' in home.settings.read_text()
 
 
 def test_a_file_is_made_where_there_is_none(home: CliHome):
     home.settings.unlink()
     run_json("config", "set", "model", 'odd "name"')
-    assert run_json("config", "get", "model")["value"] == 'odd "name"'
+    assert run_json("config", "list", "model")["value"] == 'odd "name"'
 
 
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (["get", "no_such"], 3),
+        (["list", "no_such"], 3),
         (["set", "no_such", "1"], 3),
         (["set", "context_limit", "many"], 1),
         (["set", "context_threshold", "2"], 1),
@@ -210,13 +196,13 @@ def test_a_broken_file_is_named_and_left_alone(home: CliHome):
 def test_one_is_told_when_the_environment_goes_before_the_file(home: CliHome, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("QUIRE_MODEL", "gpt-4.1")
     assert "QUIRE_MODEL" in invoke_cli("config", "set", "model", "gpt-4o").stderr
-    assert run_json("config", "get", "model") == {"name": "model", "value": "gpt-4.1", "origin": "QUIRE_MODEL"}
+    assert run_json("config", "list", "model") == {"name": "model", "value": "gpt-4.1", "origin": "QUIRE_MODEL"}
 
 
 def test_passwords_are_not_shown_in_lists(home: CliHome):
     url = "postgresql://ada:hunter2@db.example/log"
     assert "hunter2" not in invoke_cli("config", "list", "--set", f"database_url={url}", "--json").stdout
-    assert invoke_cli("config", "get", "database_url", "--set", f"database_url={url}").stdout == f"{url}\n"
+    assert invoke_cli("config", "list", "database_url", "--set", f"database_url={url}").stdout == f"{url}\n"
 
 
 values = strategies.one_of(
@@ -280,7 +266,7 @@ def test_what_cannot_be_done_to_an_agent_changes_no_file(home: CliHome, words: l
 
 def test_a_new_agent_is_listed_configured_and_used(home: CliHome):
     file = run_json("agent", "new", "pilot")["path"]
-    assert [each["name"] for each in run_json("agent", "list")["agents"]] == ["pilot", "sailor"]
+    assert [each["name"] for each in run_json("agent", "show")["agents"]] == ["pilot", "sailor"]
     before = read_lines(Path(file))
     run_json("agent", "config", "pilot", "strategy", "discard")
     assert [line for line in read_lines(Path(file)) if line not in before] == ['strategy = "discard"']
@@ -291,7 +277,7 @@ def test_a_new_agent_is_listed_configured_and_used(home: CliHome):
 
 def test_an_agent_that_cannot_be_read_is_listed_with_its_problem(home: CliHome):
     home.agent.write_text("nonsense = 1\n")
-    [row] = run_json("agent", "list")["agents"]
+    [row] = run_json("agent", "show")["agents"]
     assert "nonsense" in row["problem"]
 
 
@@ -310,7 +296,7 @@ def test_a_purge_asks_for_confirmation_and_does_nothing_without_a_terminal(home:
     refused = invoke_cli("conversation", "purge", TIDES_ID)
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "--yes" in refused.stderr
-    assert not any(each["purged"] for each in run_json("conversation", "show")["entries"])
+    assert not any(each["purged"] for each in run_json("context", "show", "--messages")["entries"])
 
 
 def test_what_is_purged_is_gone_from_the_file_and_the_chain_still_verifies(home: CliHome):
@@ -319,11 +305,18 @@ def test_what_is_purged_is_gone_from_the_file_and_the_chain_still_verifies(home:
     run_json("conversation", "purge", TIDES_ID, "--yes")
     assert secret not in home.database.read_bytes()
     assert all(
-        each["purged"] for each in run_json("conversation", "show", TIDES_ID)["entries"] if each["kind"] == "message"
+        each["purged"]
+        for each in run_json("context", "show", "--messages", TIDES_ID)["entries"]
+        if each["kind"] == "message"
     )
-    assert run_json("conversation", "verify", TIDES_ID) == {"conversations": [TIDES_ID], "faults": []}
+    assert run_json("conversation", "verify", TIDES_ID) == {
+        "conversations": [TIDES_ID],
+        "faults": [],
+        "audit_entries": None,
+        "audit_head": None,
+    }
     # What was purged whole is listed no more.
-    assert run_json("conversation", "verify", "--all") == {"conversations": [GREETING_ID], "faults": []}
+    assert run_json("conversation", "verify", "--all")["faults"] == []
 
 
 def test_an_entry_that_was_altered_is_named(home: CliHome):
@@ -340,8 +333,8 @@ def test_an_entry_that_was_altered_is_named(home: CliHome):
 
 def test_a_fork_shares_what_came_before_it(home: CliHome):
     made = run_json("conversation", "fork", "--at", "3")
-    forked = run_json("conversation", "show", "--branch", str(made["number"]), "--first", "1")
-    main = run_json("conversation", "show", "--first", "1")
+    forked = run_json("context", "show", "--messages", "--branch", str(made["number"]), "--first", "1")
+    main = run_json("context", "show", "--messages", "--first", "1")
     assert forked["entries"] == main["entries"][:3]
     assert (made["fork_seq"], made["parent"], forked["state"]["active_compaction"]) == (3, 0, None)
     assert main["state"]["active_compaction"]["covers"]["last"] > 3
@@ -349,19 +342,22 @@ def test_a_fork_shares_what_came_before_it(home: CliHome):
 
 
 def test_a_title_is_changed(home: CliHome):
-    run_json("conversation", "rename", "Hello", GREETING_ID)
+    run_json("conversation", "edit", "--title", "Hello", GREETING_ID)
     assert [each["title"] for each in run_json("conversation", "list")["conversations"]] == ["Tides", "Hello"]
 
 
 def test_tags_are_replaced_listed_and_in_a_transcript(home: CliHome):
-    assert run_json("conversation", "tag", "Water, release,water", GREETING_ID)["tags"] == ["water", "release"]
+    assert run_json("conversation", "edit", "--tags", "Water, release,water", GREETING_ID)["tags"] == [
+        "water",
+        "release",
+    ]
     listed = run_json("conversation", "list", "--tag", "water")["conversations"]
     assert [(each["id"], each["tags"]) for each in listed] == [(GREETING_ID, ["water", "release"])]
     assert "[water] [release]" in invoke_cli("conversation", "list").output
     assert "Tags: water, release" in invoke_cli("export", GREETING_ID, "--format", "markdown").output
     transcript = invoke_cli("export", GREETING_ID, "--format", "json").stdout
     assert json.loads(transcript)["tags"] == ["water", "release"]
-    assert run_json("conversation", "tag", "", GREETING_ID)["tags"] == []
+    assert run_json("conversation", "edit", "--tags", "", GREETING_ID)["tags"] == []
     assert "Tags" not in invoke_cli("export", GREETING_ID, "--format", "markdown").output
 
 
@@ -378,17 +374,17 @@ async def test_side_calls_of_an_agent_are_listed_only_on_request(home: CliHome):
     assert {each["id"] for each in listed["conversations"]} == {"side", "subagent", TIDES_ID, GREETING_ID}
     # A call for a title has the same first words as the conversation that it names.
     for name in ([], ["Tides"]):
-        shown = await asyncio.to_thread(run_json, "conversation", "show", *name)
+        shown = await asyncio.to_thread(run_json, "context", "show", "--messages", *name)
         assert shown["conversation"] == TIDES_ID
-    shown = await asyncio.to_thread(run_json, "conversation", "show", "sub")
+    shown = await asyncio.to_thread(run_json, "context", "show", "--messages", "sub")
     assert shown["conversation"] == "subagent"
 
 
 def test_a_transcript_can_be_read_in_pieces(home: CliHome):
-    first = invoke_cli("conversation", "show", "--first", "1", "--limit", "3").stdout
+    first = invoke_cli("context", "show", "--messages", "--first", "1", "--limit", "3").stdout
     assert "continue with --first 4" in first
-    assert "continue" not in invoke_cli("conversation", "show", "--first", "4").stdout
-    newest = run_json("conversation", "show", "--limit", "2")["entries"]
+    assert "continue" not in invoke_cli("context", "show", "--messages", "--first", "4").stdout
+    newest = run_json("context", "show", "--messages", "--limit", "2")["entries"]
     assert [each["seq"] for each in newest] == [11, 12]
 
 

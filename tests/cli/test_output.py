@@ -26,7 +26,7 @@ from quire.cli.output import (
 )
 from quire.model import Manifest, Message, Policy, SlotUsage
 from quire.model.policy import SLOTS
-from quire.schemas.records import NamedConversationSchema
+from quire.schemas.records import EditedConversationSchema
 from quire.store import SqlStore
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -123,7 +123,13 @@ def test_it_is_said_when_the_next_request_compacts_first():
 @pytest.mark.parametrize("columns", [30, 40, 59, 60, 80, 200])
 def test_every_width_is_readable(home: CliHome, monkeypatch: pytest.MonkeyPatch, columns: int):
     monkeypatch.setenv("COLUMNS", str(columns))
-    for words in ("context show", "stats Tides", "conversation list", "memory list", "conversation show"):
+    for words in (
+        "context show",
+        "context show --usage Tides",
+        "conversation list",
+        "memory search",
+        "context show --messages",
+    ):
         output = invoke_cli(*words.split()).stdout
         assert max(map(len, output.splitlines())) <= columns, words
         assert "\x1b" not in output
@@ -144,11 +150,11 @@ HOSTILE_TEXT = "\x1b[31mred\x1b]0;title\x07 \x9b2J \u202eback\x08 [bold]no marku
 def test_text_from_the_log_cannot_steer_the_terminal(home: CliHome):
     exported = invoke_cli("export", "01ke6p6s700000000000000002").stdout
     assert exported.count("\n") == 5
-    run_json("conversation", "rename", HOSTILE_TEXT)
-    for words in ("conversation list", "conversation show", "context items"):
+    run_json("conversation", "edit", "--title", HOSTILE_TEXT)
+    for words in ("conversation list", "context show --messages", "context items"):
         output = invoke_cli(*words.split()).stdout
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", output), words
-    assert "[bold]no markup[/bold] :smile:" in invoke_cli("conversation", "show").stdout
+    assert "[bold]no markup[/bold] :smile:" in invoke_cli("context", "show", "--messages").stdout
     assert run_json("conversation", "list")["conversations"][0]["title"] == HOSTILE_TEXT
 
 
@@ -174,10 +180,10 @@ def test_a_transcript_cannot_steer_the_terminal_or_a_viewer(home: CliHome, tmp_p
 
 
 def test_json_has_no_control_characters_and_reads_back_the_same(capsys: pytest.CaptureFixture[str]):
-    print_document(NamedConversationSchema(conversation=HOSTILE_TEXT, title="ä 漢 😀"))
+    print_document(EditedConversationSchema(conversation=HOSTILE_TEXT, title="ä 漢 😀", tags=[]))
     written = capsys.readouterr().out
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", written)
-    assert json.loads(written) == {"conversation": HOSTILE_TEXT, "title": "ä 漢 😀"}
+    assert json.loads(written) == {"conversation": HOSTILE_TEXT, "title": "ä 漢 😀", "tags": []}
     assert "ä 漢 😀" in written
 
 

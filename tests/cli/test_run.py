@@ -198,7 +198,7 @@ async def test_an_agent_is_run_recorded_and_cleaned_up_after(run_home: RunHome, 
     assert await run_home.load_keys() == [(f"quire run {words[-1]}", True)]
     assert completed.stdout == ""
     assert "“Hello from the agent”" in completed.stderr
-    assert "quire conversation show" in completed.stderr
+    assert "quire context show" in completed.stderr
     assert run_home.list_server_files() == []
     assert {each.name for each in run_home.folder.iterdir()} <= {"bin", "data", "report.json", "quire.db"}
 
@@ -278,7 +278,7 @@ def test_a_run_names_its_own_conversation_while_others_run(run_home: RunHome):
         second = run_home.run("claude")
         os.killpg(first.pid, signal.SIGINT)
         _, first_errors = first.communicate(timeout=TIMEOUT_SECONDS)
-    shown = re.compile(r"quire conversation show (\w+)")
+    shown = re.compile(r"quire context show (\w+)")
     named = [*shown.findall(first_errors), *shown.findall(second.stderr)]
     assert (len(named), len(set(named))) == (2, 2), (first_errors, second.stderr)
 
@@ -347,7 +347,7 @@ def test_ctrl_c_is_the_agents(run_home: RunHome):
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 7, errors
-    assert "quire conversation show" in errors
+    assert "quire context show" in errors
     wait_for_exit(children)
     assert asyncio.run(run_home.load_keys()) == [("quire run claude", True)]
 

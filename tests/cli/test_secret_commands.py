@@ -1,4 +1,4 @@
-"""`quire conversation secrets`, `share` and `purge-value`: planted secrets are listed, masked and erased."""
+"""`quire conversation secrets`, `share` and `purge --value-from`: planted secrets are listed, masked and erased."""
 
 import asyncio
 import json
@@ -106,7 +106,7 @@ def test_each_secret_can_be_erased_by_value(planted: list[SecretSample], tmp_pat
     for sample in purged:
         value_file = tmp_path / "value"
         value_file.write_text(sample.value)
-        outcome = invoke_cli("conversation", "purge-value", "--file", str(value_file), "--yes", "--json")
+        outcome = invoke_cli("conversation", "purge", "--value-from", str(value_file), "--yes", "--json")
         assert outcome.exit_code == 0, outcome.output
         assert json.loads(outcome.stdout)["remaining"] == []
     with closing(connect(path)) as connection:
@@ -116,13 +116,15 @@ def test_each_secret_can_be_erased_by_value(planted: list[SecretSample], tmp_pat
     remaining = json.loads(invoke_cli("conversation", "secrets", "--all", "--json").stdout)["secrets"]
     assert bool(remaining) is not IS_FULL_SIZE
     assert invoke_cli("conversation", "verify", "--all").exit_code == 0
-    assert "Nothing secret." in invoke_cli("conversation", "show", "first", "--first", "1").stdout
+    assert "Nothing secret." in invoke_cli("context", "show", "--messages", "first", "--first", "1").stdout
 
 
 def test_the_value_is_read_from_standard_input_and_never_an_argument(home: CliHome):
-    assert invoke_cli("conversation", "purge-value", "ghp_0123456789abcdef", "--yes").exit_code == 2
-    outcome = invoke_cli("conversation", "purge-value", input="a-value-nobody-wrote\n")
+    assert invoke_cli("conversation", "purge", "ghp_0123456789abcdef", "--value-from", "-", "--yes").exit_code == 2
+    outcome = invoke_cli("conversation", "purge", "--value-from", "-", input="a-value-nobody-wrote\n")
     assert "pass --yes" in outcome.output
-    assert invoke_cli("conversation", "purge-value", "--yes", input="a-value-nobody-wrote\n").exit_code == 0
-    assert invoke_cli("conversation", "purge-value", "--yes", input="short\n").exit_code == 1
-    assert invoke_cli("conversation", "purge-value", "--yes", "--file", "missing.txt").exit_code == 1
+    assert (
+        invoke_cli("conversation", "purge", "--value-from", "-", "--yes", input="a-value-nobody-wrote\n").exit_code == 0
+    )
+    assert invoke_cli("conversation", "purge", "--value-from", "-", "--yes", input="short\n").exit_code == 1
+    assert invoke_cli("conversation", "purge", "--yes", "--value-from", "missing.txt").exit_code == 1

@@ -48,7 +48,7 @@ def fill_conversation(*options: str) -> None:
 
 
 def read_summary() -> dict[str, Any]:
-    return json.loads(run("context", "summary", "sheep", "--json"))
+    return json.loads(run("context", "show", "--summary", "sheep", "--json"))
 
 
 def list_summary_requests(server: ScriptedServer) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ def test_an_extract_calls_no_model_and_says_that_it_is_one(home: Path, server: S
     fill_conversation()
     run("context", "compact", "sheep")
     assert list_summary_requests(server) == []
-    shown = run("context", "summary", "sheep")
+    shown = run("context", "show", "--summary", "sheep")
     assert "Extract, not a summary" in " ".join(shown.split())
     assert "word for word" not in EXTRACT_HEADING
 

@@ -18,7 +18,16 @@ def test_commands_read_and_write_the_tenant_of_the_settings(
     file = tmp_path / "harbour.jsonl"
     [conversation, *_] = run_json("conversation", "list")["conversations"]
     assert invoke_cli("export", conversation["id"], "--output", str(file)).exit_code == 0
-    reads = (("conversation", "list"), ("search", "spring tide"), ("stats",), ("context", "show"), ("key", "list"))
+    reads = (
+        ("conversation", "list"),
+        ("search", "spring tide"),
+        (
+            "scan",
+            "--usage",
+        ),
+        ("context", "show"),
+        ("key", "list"),
+    )
     assert run_json(*reads[0])["conversations"]
     monkeypatch.setenv("QUIRE_TENANT", "observatory")
     assert run_json(*reads[0])["conversations"] == []
@@ -29,7 +38,7 @@ def test_commands_read_and_write_the_tenant_of_the_settings(
         own = invoke_cli(*words, "--json")
         assert own.exit_code == 0, own.output
     assert run_json(*reads[1])["messages"]
-    assert invoke_cli("conversation", "tag", "tidal").exit_code == 0
+    assert invoke_cli("conversation", "edit", "--tags", "tidal").exit_code == 0
     monkeypatch.delenv("QUIRE_TENANT")
     assert "tidal" not in invoke_cli("conversation", "list", "--json").stdout
     assert "tidal" in invoke_cli("conversation", "list", "--json", "--set", "tenant=observatory").stdout
@@ -38,15 +47,15 @@ def test_commands_read_and_write_the_tenant_of_the_settings(
 
 
 def test_a_tenant_is_verified_and_a_changed_row_named(home: CliHome):
-    verified = run_json("tenant", "verify")
-    assert verified["conversations"] > 0
+    verified = run_json("conversation", "verify", "--all")
+    assert verified["conversations"]
     assert verified["faults"] == []
     with closing(sqlite3.connect(home.database)) as connection, connection:
         connection.execute("UPDATE quire_entries SET body = replace(body, 'tide', 'wave')")
-    changed = invoke_cli("tenant", "verify", "--json")
+    changed = invoke_cli("conversation", "verify", "--all", "--json")
     assert changed.exit_code == 1
     assert {each["branch"] for each in json.loads(changed.stdout)["faults"]} != set()
-    assert "digest" in invoke_cli("tenant", "verify").stdout
+    assert "digest" in invoke_cli("conversation", "verify", "--all").stdout
 
 
 def test_a_tenant_is_encrypted_its_key_rotated_and_destroyed(

@@ -54,7 +54,7 @@ def test_a_used_home_gets_the_help(home: CliHome):
     outcome = invoke_cli()
     assert outcome.exit_code == 0
     assert "Usage:" in outcome.stdout
-    assert "handover" in outcome.stdout
+    assert "resume" in outcome.stdout
 
 
 @pytest.mark.parametrize(

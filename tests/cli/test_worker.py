@@ -60,12 +60,12 @@ def test_once_prints_a_table(home: CliHome):
 
 
 def test_retention_by_the_command(home: CliHome):
-    before = json.loads(invoke_cli("conversation", "show", "--json").stdout)
+    before = json.loads(invoke_cli("context", "show", "--messages", "--json").stdout)
     assert not any(entry["purged"] for entry in before["entries"])
     with closing(sqlite3.connect(home.database)) as connection, connection:
         connection.execute("UPDATE quire_conversations SET updated_at = 1")
     assert invoke_cli("worker", "--once", "--set", "retention_days=1").exit_code == 0
-    after = json.loads(invoke_cli("conversation", "show", before["conversation"], "--json").stdout)
+    after = json.loads(invoke_cli("context", "show", "--messages", before["conversation"], "--json").stdout)
     assert all(entry["purged"] for entry in after["entries"] if entry["kind"] == "message")
 
 

@@ -24,7 +24,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def read_setting(name: str) -> object:
-    return run_json("config", "get", name)["value"]
+    return run_json("config", "list", name)["value"]
 
 
 def run_in_terminal(home: CliHome, answer: str, *words: str) -> str:
@@ -72,7 +72,7 @@ def test_without_a_terminal_an_untrusted_file_is_refused(home: CliHome):
 
 def test_commands_that_explain_settings_show_what_applies(home: CliHome):
     write(home.project, f'base_url = "{ELSEWHERE}"\nstrategy = "discard"\n')
-    outcome = invoke_cli("config", "get", "base_url")
+    outcome = invoke_cli("config", "list", "base_url")
     assert outcome.exit_code == 0
     assert outcome.stdout.strip() == ""
     assert "1 setting ignored (base_url)" in " ".join(outcome.stderr.split())

@@ -137,6 +137,6 @@ def test_quire_run(tmp_path: Path):
         }
         output = home.run(QUIRE, "run", "gemini", "--yolo", "-m", "gemini-2.5-pro", "-p", "Look around.", **variables)
         assert "Done." in output, output
-        assert "quire conversation show" in output
+        assert "quire context show" in output
         assert {each.headers["x-goog-api-key"] for each in provider.requests} == {"up-key-71"}
         assert "quire_" not in json.dumps([each.headers for each in provider.requests])

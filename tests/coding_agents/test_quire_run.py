@@ -129,7 +129,7 @@ def test_the_login_of_claude_code_is_only_at_the_upstream(home: UserHome, variab
         with home.serve():
             output = home.run(QUIRE, "run", "claude", "-p", "Say ahoy", *flags, **{variable: CANARY})
             assert "Ahoy." in output
-            assert "quire conversation show" in output
+            assert "quire context show" in output
             output += home.run(QUIRE, "run", "claude", "-p", "And again", "--continue", *flags, **{variable: CANARY})
             assert "Not again." in output
     assert_only_upstream_has(home, provider, output, header, value)

@@ -2,9 +2,10 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from random import Random
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from infra.builders import make_entry, make_messages, property_settings
 from quire.engine import Engine, EngineConfig
-from quire.ledger.timeline import Fate, Timeline, build_timeline, decode_fates, encode_fates, load_timeline
+from quire.ledger.timeline import Fate, Timeline, build_timeline, encode_fates, load_timeline
 from quire.llm import Reply
 from quire.log import ReplyRecord
 from quire.model import (
@@ -54,6 +55,18 @@ def find_fate(manifest: Manifest, seq: int) -> Fate:
     ]  # fmt: skip
     said: list[Fate] = [fate for fate in fates if fate not in "wox"] or fates
     return said[0] if said else "-"
+
+
+def decode_fates(code: str) -> Iterator[tuple[Span, Fate]]:
+    """The runs of a code. Entries after the last one are no part of the request."""
+    position, index = 1, 0
+    while index < len(code):
+        end = index + 1
+        while end < len(code) and code[end].isdigit():
+            end += 1
+        count = int(code[index + 1 : end] or 1)
+        yield Span(first=position, last=position + count - 1), cast(Fate, code[index])
+        position, index = position + count, end
 
 
 def expand(code: str) -> dict[int, Fate]:

@@ -38,7 +38,7 @@ APPLICATION_ROLE = "quire_app"
 FORGED = "forgedtext"
 
 REBUILT = "rebuilt from the log or from files; a changed text is no hit and in no request (see the tests below)"
-COUNTED = "statistics in no request; `quire stats --recount` compares them with the log and corrects them"
+COUNTED = "statistics in no request; `quire scan --usage --recount` compares them with the log and corrects them"
 SIMULATED = "numbers of a simulation, in no request; another backtest computes them again"
 QUEUE = "state of background jobs: they name conversations and hold no text, and the sweep finds lost work"
 OUTSIDE = {
@@ -77,7 +77,7 @@ OUTSIDE = {
     "quire_directory_users": "in no request; a person whose row was changed cannot sign in",
     "quire_directory_groups": "in no request; a group that was changed gives no role",
     "quire_directory_members": "in no request; a membership that was changed gives no role",
-    "quire_audit": "a hash chain of its own, which `quire audit verify` computes again",
+    "quire_audit": "a hash chain of its own, which `quire conversation verify --all` computes again",
     "quire_audit_heads": "the end of that hash chain",
     "quire_audit_exports": "how far the trail was sent to a receiver, which sees gaps and repeats by number and digest",
     "quire_pending_objects": "names objects to remove, which are removed only if nothing refers to them",

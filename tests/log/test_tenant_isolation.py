@@ -413,7 +413,6 @@ WITHOUT_CONVERSATION = {
     "offloading.has_objects",
     "offloading.is_restored",
     "offloading.list_restored",
-    "offloading.list_unused",
     "offloading.move_blobs",
     "offloading.read_in_transaction",
     "offloading.read_messages",

@@ -97,7 +97,7 @@ def test_the_first_screen_has_findings_with_their_commands(page: Page, tmp_path:
         findings = page.get_by_role("region", name="Findings in your sessions")
         expect(findings.get_by_role("listitem")).to_contain_text(["cost $9.00, where the usual day costs $0.50."])
         # The commands in the sentence of advice, and the one that shows the evidence.
-        commands = ["quire config set daily_budget 10", "daily_budget_stops", "quire stats --since "]
+        commands = ["quire config set daily_budget 10", "daily_budget_stops", "quire scan --usage --since "]
         expect(findings.locator("code")).to_contain_text(commands)
 
 

@@ -6,8 +6,6 @@ from io import TextIOWrapper
 
 CLOSED_PIPE_EXIT_CODE = 141
 """Exit code of a command whose reader has closed the pipe, as a shell reports SIGPIPE."""
-QUICK_COMMANDS = (["conversation", "list"], ["context", "show"])
-"""Commands that `quire.cli.quick_reads` may run with few imports."""
 
 
 class PipedOutput(TextIOWrapper):
@@ -104,11 +102,6 @@ def run_app() -> None:
     end_with_reader()
     replace_unencodable(sys.stdout, sys.stderr)
     try:
-        if sys.argv[1:3] in QUICK_COMMANDS:
-            from quire.cli.quick_reads import print_quickly
-
-            if print_quickly(sys.argv[1:]):
-                return
         from quire.cli.app import app
 
         app(prog_name="quire")

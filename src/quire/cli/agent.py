@@ -1,6 +1,6 @@
 """`quire agent`: lists and shows agents, creates one, and changes an agent's settings."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,9 +26,33 @@ AgentArgument = Annotated[
 ]
 
 
-@command(app, "quire agent list", name="list")
-def list_(*, overrides: SetOptions = None) -> Result:
-    """List the agents in your agents folder, and the one in the settings."""
+@command(app, "quire agent show sailor")
+def show(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="The agent's name or TOML file. Default: a list of all.",
+            show_default=False,
+            autocompletion=complete_agent_names,
+        ),
+    ] = None,
+    *,
+    overrides: SetOptions = None,
+) -> Result:
+    """Show an agent: instructions, settings, rules, references, servers, memory; or list all agents."""
+    from quire.context.agent_loader import load_agent
+    from quire.schemas.setup import AgentFileSchema
+
+    if name is None:
+        return _list_agents(overrides)
+    file = find_agent_file(name)
+    agent = load_agent(file)
+    return Result(AgentFileSchema.from_agent(agent, str(file)), lambda _: _draw_agent(agent, file))
+
+
+def _list_agents(overrides: Sequence[str] | None) -> Result:
+    """The agents in the agents folder, and the one in the settings."""
     from quire.context.agent_loader import load_agent
     from quire.schemas.setup import AgentFilesSchema, ListedAgentSchema
 
@@ -66,17 +90,6 @@ def list_(*, overrides: SetOptions = None) -> Result:
         ) if rows else make_text("There is no agent yet; `quire agent new NAME` creates one.")  # fmt: skip
 
     return Result(AgentFilesSchema(agents=rows), draw)
-
-
-@command(app, "quire agent show sailor")
-def show(name: AgentArgument) -> Result:
-    """Show an agent: instructions, settings, rules, references, servers, memory."""
-    from quire.context.agent_loader import load_agent
-    from quire.schemas.setup import AgentFileSchema
-
-    file = find_agent_file(name)
-    agent = load_agent(file)
-    return Result(AgentFileSchema.from_agent(agent, str(file)), lambda _: _draw_agent(agent, file))
 
 
 def _draw_agent(agent: "Agent", file: Path) -> "Iterable[RenderableType]":

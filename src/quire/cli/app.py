@@ -18,12 +18,10 @@ SINGLE_COMMANDS = {
     "scan": "quire scan --html report.html",
     "run": "quire run claude",
     "resume": "quire resume --in codex",
-    "handover": "quire handover --max-tokens 2000",
     "hook": "quire hook install claude-code",
     "mcp": "quire mcp",
     "statusline": "quire statusline",
     "service": "quire service status",
-    "stats": "quire stats --since 30d",
     "backtest": "quire backtest --sample 50 --window 8000",
     "search": "quire search 'spring tide' --limit 2",
     "import": "quire import claude-code",
@@ -40,17 +38,17 @@ SINGLE_COMMANDS = {
 }
 """Modules with one function, `command`, and an example of it."""
 HELP_PANELS = {
-    "Your agents": "scan run resume handover hook mcp statusline service",
-    "What the model sees": "context stats backtest memory",
+    "Your agents": "scan run resume context",
     "History": "search conversation import export",
-    "Chat": "init chat ask agent models",
-    "Server and team": "serve login worker key audit tenant db",
-    "Settings": "config doctor trust",
+    "Web interface and chat": "serve chat ask",
+    "Set up": "init config doctor hook mcp service",
 }
-"""Commands in the order of `quire --help`."""
+"""What a person uses in a day: commands in the order of `quire --help`."""
+MORE_COMMANDS = "agent backtest db key login memory models statusline tenant trust worker"
+"""Commands that `quire --help` only names."""
 OTHER_PANEL = "Other packages"
 _PANELS_BY_COMMAND = {name: panel for panel, names in HELP_PANELS.items() for name in names.split()}
-_ORDER = {name: number for number, name in enumerate(_PANELS_BY_COMMAND)}
+_ORDER = {name: number for number, name in enumerate([*_PANELS_BY_COMMAND, *MORE_COMMANDS.split()])}
 
 
 class LazyCommandGroup(PlainGroup):
@@ -94,11 +92,13 @@ def _load_command(name: str, point: EntryPoint) -> Any:
         plugin = single
     loaded: Any = typer.main.get_command(plugin)
     loaded.name, loaded.rich_help_panel = name, _PANELS_BY_COMMAND.get(name, OTHER_PANEL)
+    loaded.hidden = name in MORE_COMMANDS.split()
     return loaded
 
 
 app = typer.Typer(
     help="The flight recorder for the agent you use, with an undo that reaches it.",
+    epilog=f"More: {MORE_COMMANDS.replace(' ', ', ')}. Each takes --help.",
     cls=LazyCommandGroup,
     invoke_without_command=True,
     pretty_exceptions_enable=False,

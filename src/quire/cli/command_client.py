@@ -12,7 +12,7 @@ import sys
 from quire import __version__
 from quire.cli.service_client import ask_service, connect_to_user, get_socket_path
 
-FORKED_COMMANDS = ("ask", "context", "conversation", "handover", "memory", "models", "search", "stats")
+FORKED_COMMANDS = ("ask", "context", "conversation", "memory", "models", "search")
 """Commands that end by themselves and do not change the terminal."""
 IS_SUPPORTED = sys.platform == "linux"
 """On macOS the system's libraries do not support a fork without a new program; Windows has none."""

@@ -50,18 +50,6 @@ def mask_password(url: str) -> str:
     return re.sub(r"\A([^:/@]*://[^:/@]*:)[^@]*@", r"\1***@", url)
 
 
-@command(app, "quire config get strategy")
-def get(name: SettingName, *, overrides: SetOptions = None) -> Result:
-    """Print the value of one setting."""
-    from quire.schemas.setup import SettingValueSchema
-
-    name = _resolve_name(name)
-    loaded = load_cli_settings(overrides, decide=ignore_untrusted)
-    value = loaded.settings.model_dump(mode="json")[name]
-    document = SettingValueSchema(name=name, value=value, origin=loaded.origins.get(name, "default"))
-    return Result(document, _format_value(value))
-
-
 def _resolve_name(name: str) -> str:
     """The setting of this name or alias."""
     setting = resolve_setting_name(name)
@@ -117,15 +105,25 @@ def set_(
 
 @command(app, "quire config list --changed", name="list")
 def list_(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Print only the value of this setting.", show_default=False, autocompletion=complete_setting_names
+        ),
+    ] = None,
     *,
     changed: Annotated[bool, typer.Option("--changed", help="Only settings that are set somewhere.")] = False,
     overrides: SetOptions = None,
 ) -> Result:
-    """List all settings with their values and origins."""
-    from quire.schemas.setup import ListedSettingSchema, SettingListSchema
+    """List all settings with their values and origins, or print the value of one."""
+    from quire.schemas.setup import ListedSettingSchema, SettingListSchema, SettingValueSchema
 
     loaded = load_cli_settings(overrides, decide=ignore_untrusted)
     values = loaded.settings.model_dump(mode="json")
+    if name is not None:
+        name = _resolve_name(name)
+        document = SettingValueSchema(name=name, value=values[name], origin=loaded.origins.get(name, "default"))
+        return Result(document, _format_value(values[name]))
     rows = [
         ListedSettingSchema(
             name=name,

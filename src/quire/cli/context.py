@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,6 +20,7 @@ from quire.cli.common import (
     open_conversation,
 )
 from quire.cli.context_changes import format_waiting_edits, load_active_compaction, load_waiting_edits
+from quire.cli.context_messages import DEFAULT_ENTRY_LIMIT, show_messages
 from quire.cli.context_window import (
     ContextSection,
     count_items,
@@ -39,8 +39,10 @@ from quire.cli.output import (
     make_table,
     make_text,
     pluralize,
+    print_note,
     to_one_line,
 )
+from quire.cli.usage import show_usage
 from quire.errors import EntryNotFound, InvalidRequest, format_usd
 from quire.model.entry_bodies import IMPORTED_STRATEGY
 from quire.model.state import MAX_BRANCH_DROPS
@@ -77,11 +79,42 @@ async def show(
     ] = None,
     unfold_all: Annotated[bool, typer.Option("--all", help="List what every section includes.")] = False,
     servers: WithServers = False,
+    messages: Annotated[
+        bool, typer.Option("--messages", help="Print the messages instead, with compactions and archived ones.")
+    ] = False,
+    first: Annotated[
+        int | None, typer.Option(metavar="SEQ", min=1, help="Messages from this entry on. Default: the newest.")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Number of messages. Default: {DEFAULT_ENTRY_LIMIT}, or the whole newest turn."),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Messages with every tool call and its result.")] = False,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Print the summary of archived messages, and how it was made.")
+    ] = False,
+    usage: Annotated[
+        bool, typer.Option("--usage", help="Print counts of messages, tokens and compactions, and the cost.")
+    ] = False,
+    request: Annotated[
+        bool, typer.Option("--request", help="Print the request as it was sent, or as the log gives it back.")
+    ] = False,
 ) -> Result:
     """Draw the context window by slot: what the next request includes, what it omits, and why.
 
-    For the session of an agent, it is the agent's last request.
+    For the session of an agent, it is the agent's last request. With an option, print messages, summary, usage or the
+    request itself.
     """
+    if sum((messages, summary, usage, request)) > 1:
+        raise typer.BadParameter("--messages, --summary, --usage and --request exclude each other.")
+    if messages or full or first is not None or limit is not None:
+        return await show_messages(target, first=first, limit=limit, full=full)
+    if summary:
+        return await _show_summary(target)
+    if usage:
+        return await show_usage(target)
+    if request:
+        return await _show_request(target, reply)
     from quire.engine.client_requests import find_last_client_request
     from quire.schemas.context import ContextWindowSchema
     from quire.schemas.entries import entry_to_schema
@@ -140,33 +173,20 @@ async def _load_restored(conversation: "Conversation", manifest: "Manifest") -> 
 
 
 @command(app, "quire context timeline")
-async def timeline(
-    target: CommandTarget,
-    *,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Write the picture to this file.", show_default=False)
-    ] = None,
-) -> Result:
+async def timeline(target: CommandTarget) -> Result:
     """Draw what the model saw, request by request: tokens by slot, compactions, cache and cost."""
     from quire.cli.timeline import draw_timeline
-    from quire.cli.timeline_svg import render_svg
     from quire.ledger.timeline import load_timeline
     from quire.schemas.timeline import TimelineSchema
 
     async with open_conversation(target) as conversation:
-        store = conversation.engine.store
-        record = await store.get_conversation(conversation.id)
-        loaded = await load_timeline(store, conversation.id, branch=conversation.branch)
+        loaded = await load_timeline(conversation.engine.store, conversation.id, branch=conversation.branch)
     document = TimelineSchema.from_timeline(loaded, conversation=conversation.id, branch=conversation.branch)
-    if svg is None:
-        return Result(document, lambda console: draw_timeline(loaded, console))
-    svg.write_text(render_svg(loaded, title=record.title or conversation.id), encoding="utf-8")
-    return Result(document, f"Wrote {svg}.")
+    return Result(document, lambda console: draw_timeline(loaded, console))
 
 
-@command(app, "quire context summary")
-async def summary(target: CommandTarget) -> Result:
-    """Print the summary that replaces archived messages, and how it was made."""
+async def _show_summary(target: CommandTarget) -> Result:
+    """The summary that replaces archived messages, and how it was made."""
     from quire.schemas.context import ActiveSummarySchema
 
     async with open_conversation(target) as conversation:
@@ -242,22 +262,43 @@ def _draw_items(document: "SessionItemsSchema") -> "Iterable[RenderableType]":
 
 
 @command(app, "quire context pin 2")
-async def pin(target: CommandTarget, message: MessageNumber) -> Result:
-    """Pin a message, so that no compaction archives or shortens it."""
-    async with open_conversation(target, edits=True) as conversation:
-        await conversation.pin(message)
-        return await _list_pins(conversation)
+async def pin(
+    target: CommandTarget,
+    message: MessageNumber,
+    *,
+    off: Annotated[bool, typer.Option("--off", help="Unpin it.")] = False,
+    priority: Annotated[
+        int | None,
+        typer.Option(min=0, max=10, help="Do not pin it, but set its priority: 1 to 10. Default: 5, which 0 restores."),
+    ] = None,
+) -> Result:
+    """Pin a message, so that no compaction archives or shortens it; or give it a priority.
 
+    The `hybrid` strategy archives low priorities first and preserves high ones. Critical is 8 to 10, important 6 and 7,
+    normal 3 to 5, low 1 and 2.
+    """
+    from quire.schemas.context import BranchPinsSchema
 
-@command(app, "quire context unpin 4")
-async def unpin(target: CommandTarget, message: MessageNumber) -> Result:
-    """Unpin a message."""
     async with open_conversation(target, edits=True) as conversation:
-        state = (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state
-        if message not in state.pins:
+        if priority is not None:
+            await conversation.set_priority(message, priority or None)
+        elif not off:
+            await conversation.pin(message)
+        elif message in (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state.pins:
+            await conversation.unpin(message)
+        else:
             raise InvalidRequest(f"#{message} is not pinned.")
-        await conversation.unpin(message)
-        return await _list_pins(conversation)
+        state = (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state
+        edited = await name_conversation(conversation)
+    document = BranchPinsSchema(
+        conversation=conversation.id,
+        branch=conversation.branch,
+        pins=list(state.pins),
+        priorities=list(state.priorities),
+    )
+    priorities = ", ".join(f"#{each.message} has {each.priority}" for each in state.priorities)
+    lines = [edited, _format_pins(document.pins), *([f"Priorities: {priorities}"] if priorities else [])]
+    return Result(document, "\n".join(lines))
 
 
 @command(app, "quire context drop 4")
@@ -322,53 +363,12 @@ def _name_waiting(waiting: "EditEffectSchema") -> str:
     return f"Waiting edits: {'; '.join(edits)}."
 
 
-async def _list_pins(conversation: "Conversation") -> Result:
-    from quire.schemas.context import BranchPinsSchema
-
-    pins = (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state.pins
-    document = BranchPinsSchema(conversation=conversation.id, branch=conversation.branch, pins=list(pins))
-    return Result(document, f"{await name_conversation(conversation)}\n{_format_pins(document.pins)}")
-
-
 def _format_pins(pins: Iterable[int]) -> str:
     return f"Pinned: {', '.join(f'#{number}' for number in pins) or 'nothing'}"
 
 
-@command(app, "quire context priority 7 9")
-async def priority(
-    target: CommandTarget,
-    message: MessageNumber,
-    value: Annotated[
-        int, typer.Argument(metavar="PRIORITY", min=0, max=10, help="1 to 10. Default: 5, which 0 restores.")
-    ],
-) -> Result:
-    """Set the priority of a message. The `hybrid` strategy archives low priorities first and preserves high ones.
-
-    Critical is 8 to 10, important 6 and 7, normal 3 to 5, low 1 and 2.
-    """
-    from quire.schemas.context import BranchPrioritiesSchema
-
-    async with open_conversation(target) as conversation:
-        await conversation.set_priority(message, value or None)
-        state = (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state
-    document = BranchPrioritiesSchema(
-        conversation=conversation.id, branch=conversation.branch, priorities=list(state.priorities)
-    )
-    listed = ", ".join(f"#{each.message} has {each.priority}" for each in state.priorities)
-    return Result(document, f"Priorities: {listed or 'none is set'}")
-
-
-@command(app, "quire context replay")
-async def replay(
-    target: CommandTarget,
-    *,
-    reply: ReplyNumber = None,
-    request: Annotated[bool, typer.Option("--request", help="Print the request as it was sent.")] = False,
-) -> Result:
-    """Print a request as it was sent, or rebuild it from the log: the newest, or the one before `--reply`.
-
-    The exit code is 1 if neither is possible.
-    """
+async def _show_request(target: CommandTarget, reply: int | None) -> Result:
+    """A request as it was sent, or rebuilt from the log. The exit code is 1 if neither is possible."""
     from quire.schemas.context import ReplayedRequestSchema, ReplaySchema
 
     async with open_conversation(target) as conversation:
@@ -380,33 +380,22 @@ async def replay(
         reply=number,
         **dict(ReplaySchema.from_replay(replayed)),
     )
-
-    def draw(_: "Console") -> "Iterable[RenderableType]":
-        if request:
-            yield Verbatim(document.body or format_json(document.payload or {}))
-            return
-        if replayed.sent_body is not None:
-            size = f"{len(replayed.sent_body):,} bytes"
-            form = "identical to what was sent" if replayed.is_as_sent else "with masked secrets"
-            yield make_text(f"The request that #{number} answered is stored, {form}: {size}.")
-        else:
-            outcome = "has the recorded digest" if replayed.matches else "DIFFERS from the recorded one"
-            yield make_text(f"The request that #{number} answered, rebuilt from the log, {outcome}.")
-        yield make_field_table(
-            [
-                ("sent", document.sent_digest),
-                ("not known", document.unknown),
-                ("the model", document.changed_by_provider),
-                ("recorded", document.recorded_digest),
-                ("rebuilt", document.rebuilt_digest or "not possible"),
-                ("reason", document.mismatch),
-                ("missing", ", ".join(replayed.missing) or None),
-                ("tokens", replayed.manifest.total_tokens),
-            ]
-        )
-
+    if replayed.sent_body is not None:
+        form = "identical to what was sent" if replayed.is_as_sent else "with masked secrets"
+        print_note(f"The request that #{number} answered is stored, {form}: {len(replayed.sent_body):,} bytes.")
+    else:
+        outcome = "has the recorded digest" if replayed.matches else "DIFFERS from the recorded one"
+        print_note(f"The request that #{number} answered, rebuilt from the log, {outcome}.")
+        digests = f"sent {document.sent_digest}, recorded {document.recorded_digest}, rebuilt {document.rebuilt_digest}"
+        for reason in (digests, document.unknown, document.mismatch, ", ".join(replayed.missing)):
+            if reason:
+                print_note(f"  {reason}")
     is_found = replayed.sent_body is not None or replayed.matches
-    return Result(document, draw, exit_code=0 if is_found else EXIT_FAILED)
+    return Result(
+        document,
+        lambda _: [Verbatim(document.body or format_json(document.payload or {}))],
+        exit_code=0 if is_found else EXIT_FAILED,
+    )
 
 
 async def _find_newest_replies(conversation: "Conversation", count: int) -> list[int]:
@@ -429,8 +418,17 @@ async def diff(
     after: Annotated[
         int | None, typer.Option("--to", metavar="SEQ", min=1, help="The reply to the later request.")
     ] = None,
+    cache: Annotated[
+        bool, typer.Option("--cache", help="Compare each of the newest 500 requests with the one before.")
+    ] = False,
 ) -> Result:
-    """Compare two requests: the last two, or the ones that `--from` and `--to` name."""
+    """Compare two requests: the last two, or the ones that `--from` and `--to` name.
+
+    With `--cache`, list where the provider's prompt cache broke: what changed, the tokens processed again, and their
+    price.
+    """
+    if cache:
+        return await _list_cache_breaks(target)
     from quire.schemas.context import ComparedRequestsSchema, RequestDiffSchema
 
     async with open_conversation(target) as conversation:
@@ -464,12 +462,7 @@ async def diff(
     return Result(document, draw)
 
 
-@command(app, "quire context cache")
-async def cache(target: CommandTarget) -> Result:
-    """List where the provider's prompt cache broke: what changed, the tokens processed again, and their price.
-
-    Each of the newest 500 requests is compared with the one before.
-    """
+async def _list_cache_breaks(target: CommandTarget) -> Result:
     from quire.schemas.cache_breaks import BranchCacheSchema, CacheReportSchema
 
     async with open_conversation(target) as conversation:

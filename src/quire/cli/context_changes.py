@@ -1,4 +1,4 @@
-"""`quire context`, the commands that change the view: compact, undo, edit, clear.
+"""`quire context`, the commands that change the view: compact, undo and edit.
 
 Each appends an entry to the log, so `undo` can revert it.
 """
@@ -49,9 +49,17 @@ async def compact(
     target: CommandTarget,
     *,
     keep: Annotated[str | None, typer.Option(metavar="TEXT", help="What the summary must preserve.")] = None,
-    preview: Annotated[bool, typer.Option(help="Print the plan without compacting.")] = False,
+    preview: Annotated[bool, typer.Option("--preview", help="Print the plan without compacting.")] = False,
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Archive all messages but pinned ones, without a summary.")
+    ] = False,
 ) -> Result:
-    """Compact now, even below the threshold: archive older messages and replace them by a summary."""
+    """Compact now, even below the threshold: archive older messages and replace them by a summary.
+
+    Nothing is deleted: undo restores it.
+    """
+    if clear:
+        return await _clear(target)
     from quire.model.context_events import CompactionFailed
     from quire.schemas.context import CompactionPlanSchema, CompactionPreviewSchema
 
@@ -106,8 +114,16 @@ async def _describe_compaction(conversation: "Conversation", entry: "Entry | Non
 
 
 @command(app, "quire context undo")
-async def undo(target: CommandTarget) -> Result:
+async def undo(
+    target: CommandTarget,
+    *,
+    redo: Annotated[
+        bool, typer.Option("--redo", help="Redo the compaction that was undone last, unless one was made since.")
+    ] = False,
+) -> Result:
     """Undo the newest compaction, summary edit or clear: the model sees what it saw before."""
+    if redo:
+        return await _redo(target)
     from quire.model import Restore
     from quire.schemas.context import UndoneCompactionSchema
 
@@ -129,9 +145,7 @@ async def undo(target: CommandTarget) -> Result:
     return Result(document, "\n".join(lines))
 
 
-@command(app, "quire context redo")
-async def redo(target: CommandTarget) -> Result:
-    """Redo the compaction that was undone last, unless another one was made since."""
+async def _redo(target: CommandTarget) -> Result:
     from quire.schemas.context import ChangedSummarySchema
 
     async with open_conversation(target, edits=True) as conversation:
@@ -232,16 +246,14 @@ def edit(
     else:
         new_summary = (sys.stdin.read() if new_text == "-" else new_text).strip()
     if not new_summary:
-        raise InvalidRequest("The new summary is empty, so nothing changed; to drop it, use `quire context clear`.")
+        raise InvalidRequest(
+            "The new summary is empty, so nothing changed; to drop it, use `quire context compact --clear`."
+        )
     return run_async(save_summary(conversation_id, new_summary, changed=new_summary != old_summary.strip()))
 
 
-@command(app, "quire context clear")
-async def clear(target: CommandTarget) -> Result:
-    """Clear the view: archive all messages without a summary. Nothing is deleted. Undo restores it.
-
-    Pinned messages stay, and archived messages can still be recalled.
-    """
+async def _clear(target: CommandTarget) -> Result:
+    """Archives all messages without a summary. Pinned ones stay, and archived ones can still be recalled."""
     from quire.model import Compaction, Draft, Span
     from quire.view.counted_input import count_summary
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from quire.model import Decision, Manifest
-    from quire.rows.manifests import StoredManifest
-    from quire.rows.requests import StoredReply
     from quire.schemas.entries import EntrySchema
 
 MAX_BAR_COLUMNS = 100
@@ -79,7 +77,7 @@ def select_section(decision: "Decision") -> ContextSection:
             return ContextSection.RECALLED
 
 
-def count_items(manifest: "Manifest | StoredManifest") -> dict[str, dict[str, int]]:
+def count_items(manifest: "Manifest") -> dict[str, dict[str, int]]:
     """Number of included rules, references and tools by include mode."""
     counts = {kind: Counter[str]() for kind in ("rule", "reference", "tool")}
     for decision in manifest.included:
@@ -89,7 +87,7 @@ def count_items(manifest: "Manifest | StoredManifest") -> dict[str, dict[str, in
     return {kind: {mode: by_mode[mode] for mode in ("always", "manual", "agent")} for kind, by_mode in counts.items()}
 
 
-def format_item_counts(manifest: "Manifest | StoredManifest") -> str | None:
+def format_item_counts(manifest: "Manifest") -> str | None:
     """`5 rules (2 always, 3 agent), 1 reference (always), 3 tools (all manual)`; None without items."""
     phrases: list[str] = []
     for kind, by_mode in count_items(manifest).items():
@@ -150,12 +148,12 @@ EXCLUSION_REASONS = {
 
 
 def draw_request(
-    manifest: "Manifest | StoredManifest",
+    manifest: "Manifest",
     console: "Console",
     *,
     reply: int | None,
     unfolded: Collection[ContextSection] = (),
-    answer: "EntrySchema | StoredReply | None" = None,
+    answer: "EntrySchema | None" = None,
 ) -> "Iterable[RenderableType]":
     """Draws the request that the reply answered, with the totals of the turn that `answer` ends; else the next one."""
     request = "the next request" if reply is None else f"the request that #{reply} answered"
@@ -168,7 +166,7 @@ def draw_request(
 
 
 def render_window(
-    manifest: "Manifest | StoredManifest",
+    manifest: "Manifest",
     console: "Console",
     *,
     unfolded: Collection[ContextSection] = (),
@@ -208,7 +206,7 @@ def render_window(
         yield render_decisions(manifest.excluded, narrow=narrow)
 
 
-def format_headline(manifest: "Manifest | StoredManifest", *, is_past: bool = False) -> str:
+def format_headline(manifest: "Manifest", *, is_past: bool = False) -> str:
     policy, history = manifest.policy, manifest.full_history_tokens
     share = 100 * manifest.total_tokens / policy.window
     used = f"{manifest.total_tokens:,} of {policy.window:,} tokens ({share:.1f} %)"
@@ -241,7 +239,7 @@ def format_headline(manifest: "Manifest | StoredManifest", *, is_past: bool = Fa
     return f"{used}{included}, {policy.reserved_response_tokens:,} reserved for the reply. {state}"
 
 
-def format_turn(reply: "EntrySchema | StoredReply") -> str:
+def format_turn(reply: "EntrySchema") -> str:
     """Totals of the turn that a reply ends, and the documents that its tools read or found."""
     turn = reply.turn
     if turn is None:
@@ -254,7 +252,7 @@ def format_turn(reply: "EntrySchema | StoredReply") -> str:
     return "\n".join([*lines, f"Documents: {documents}"] if documents else lines)
 
 
-def render_bar(manifest: "Manifest | StoredManifest", width: int, *, colored: bool) -> "Iterable[Text]":
+def render_bar(manifest: "Manifest", width: int, *, colored: bool) -> "Iterable[Text]":
     """Renders one line for the window, and one below it that marks the threshold."""
     policy = manifest.policy
     is_known = policy.window != UNKNOWN_WINDOW

@@ -1,14 +1,12 @@
-"""`quire conversation`: lists, forks, renames, tags, verifies and purges conversations, and finds secrets in them."""
+"""`quire conversation`: lists, forks, edits, verifies and purges conversations, and finds secrets in them."""
 
-import asyncio
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli import conversation_show
 from quire.cli.common import (
     EXIT_FAILED,
     BranchNumber,
@@ -28,34 +26,29 @@ from quire.cli.common import (
     resolve_conversation_id,
     run_async,
 )
-from quire.cli.conversation_list import draw_conversations
 from quire.cli.output import (
+    NO_CONVERSATION,
+    WIDE_COLUMNS,
     Result,
+    format_local_time,
     make_table,
     make_text,
     pluralize,
-    print_note,
     show_progress,
     show_spinner,
     to_one_line,
 )
-from quire.errors import IntegrityViolation, InvalidRequest
+from quire.errors import InvalidRequest
 from quire.rows.branches import choose_branch_used_last
-from quire.rows.conversations import ConversationListRow
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from quire.log.types import ValuePurge
     from quire.schemas.records import FoundSecretsSchema, LocatedFaultSchema
     from quire.store import SqlStore
-    from quire.store.archives import OffloadResult
 
-DAY_MICROSECONDS = 86_400_000_000
-CONCURRENT_MOVES = 8
-"""Conversations that are moved to the object storage at the same time."""
-
-app = create_group("List, read and manage conversations.")
+app = create_group("List, fork, edit, verify and purge conversations.")
 
 
 @command(app, "quire conversation list", name="list")
@@ -69,7 +62,6 @@ async def list_(
     overrides: SetOptions = None,
 ) -> Result:
     """List conversations, the most recently used first."""
-    # `quire.cli.quick_reads` prints the same list from SQLite without these imports.
     from quire.schemas.records import (
         BranchSchema,
         ConversationListSchema,
@@ -90,11 +82,24 @@ async def list_(
                     branch_used_last=choose_branch_used_last(branches).number,
                 )
             )
-    listed = [
-        ConversationListRow(each.id, each.title, tuple(each.tags), each.updated_at, each.entries, len(each.branches))
-        for each in documents
-    ]
-    return Result(ConversationListSchema(conversations=documents), lambda console: draw_conversations(listed, console))
+
+    def draw(console: "Console") -> "Iterable[RenderableType]":
+        if not documents:
+            yield make_text(NO_CONVERSATION)
+            return
+        counts = ("entries", "branches") if console.width >= WIDE_COLUMNS else ()
+        rows = [
+            (
+                each.id,
+                to_one_line(" ".join([each.title, *(f"[{tag}]" for tag in each.tags)])),
+                format_local_time(each.updated_at),
+                *((each.entries, len(each.branches)) if counts else ()),
+            )
+            for each in documents
+        ]
+        yield make_table("id", "title", "updated", *counts, rows=rows, right_aligned=counts, wrapped=("title",))
+
+    return Result(ConversationListSchema(conversations=documents), draw)
 
 
 @command(app, "quire conversation fork --at 4 --name 'without the storm'")
@@ -117,50 +122,45 @@ async def fork(
     )
 
 
-@command(app, "quire conversation rename 'Tides and storms'")
-async def rename(
-    title: Annotated[str, typer.Argument(help="The new title.")],
+@command(app, "quire conversation edit --title 'Tides and storms'")
+async def edit(
     conversation: ConversationName = None,
     *,
+    title: Annotated[str | None, typer.Option(help="The new title.")] = None,
+    tags: Annotated[str | None, typer.Option(help="All tags, separated by commas; an empty text removes them.")] = None,
     overrides: SetOptions = None,
 ) -> Result:
-    """Change a conversation's title."""
-    from quire.schemas.records import NamedConversationSchema
+    """Change a conversation's title or tags."""
+    from quire.schemas.records import EditedConversationSchema
 
+    if title is None and tags is None:
+        raise typer.BadParameter("pass --title or --tags.")
     async with open_store(overrides) as store:
         conversation_id = await resolve_conversation_id(store, conversation)
-        await store.rename_conversation(conversation_id, title)
-    document = NamedConversationSchema(conversation=conversation_id, title=title)
-    return Result(document, f"Renamed {conversation_id} to {to_one_line(title)!r}.")
-
-
-@command(app, "quire conversation tag mill,release")
-async def tag(
-    tags: Annotated[str, typer.Argument(help="All tags, separated by commas; an empty text removes them.")],
-    conversation: ConversationName = None,
-    *,
-    overrides: SetOptions = None,
-) -> Result:
-    """Replace a conversation's tags."""
-    from quire.schemas.records import TaggedConversationSchema
-
-    async with open_store(overrides) as store:
-        conversation_id = await resolve_conversation_id(store, conversation)
-        stored = await store.set_tags(conversation_id, tags.split(","))
-    document = TaggedConversationSchema(conversation=conversation_id, tags=stored)
-    return Result(document, f"Tags of {conversation_id}: {', '.join(stored) or 'none'}.")
+        if title is not None:
+            await store.rename_conversation(conversation_id, title)
+        if tags is not None:
+            await store.set_tags(conversation_id, tags.split(","))
+        record = await store.get_conversation(conversation_id)
+    document = EditedConversationSchema(conversation=conversation_id, title=record.title, tags=list(record.tags))
+    listed = ", ".join(record.tags) or "none"
+    return Result(document, f"{conversation_id} is {to_one_line(record.title)!r}; tags: {listed}.")
 
 
 @command(app, "quire conversation verify")
 async def verify(
     conversation: ConversationName = None,
     *,
-    everything: Annotated[bool, typer.Option("--all", help="Verify every conversation, memories and keys.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Verify also memories, keys and the audit trail.")] = False,
     tenant: TenantOption = None,
     overrides: SetOptions = None,
 ) -> Result:
-    """Verify the digests of all entries and their records. The exit code is 1 if one was changed."""
-    from quire.schemas.records import VerifiedConversationsSchema
+    """Verify the digests of all entries and their records. The exit code is 1 if one was changed.
+
+    With `--all`, it prints the number and digest of the last entry of the audit trail. Note them in another place, and
+    compare them later: that also shows whether someone with access to the whole database wrote a new trail.
+    """
+    from quire.schemas.records import LocatedFaultSchema, VerifiedConversationsSchema
 
     async with open_store(overrides, tenant=tenant) as store:
         own = store.lagging()
@@ -168,15 +168,28 @@ async def verify(
             ids = await list_conversation_ids(own)
         else:
             ids = [await resolve_conversation_id(own, conversation)]
-        faults = await find_faults(own, ids, with_tenant=everything)
-    document = VerifiedConversationsSchema(conversations=ids, faults=faults)
-    verified = make_text(f"Verified {pluralize(len(ids), 'conversation')}: nothing was changed.")
+        faults = await _find_faults(own, ids, with_tenant=everything)
+        trail = await store.audit.get_head() if everything else None
+        for each in await store.audit.verify() if everything else ():
+            faults.append(
+                LocatedFaultSchema(conversation=None, branch=None, seq=each.seq, problem=f"audit: {each.reason}")
+            )
+    document = VerifiedConversationsSchema(
+        conversations=ids,
+        faults=faults,
+        audit_entries=trail.seq if trail is not None else None,
+        audit_head=trail.digest.hex() if trail is not None and trail.seq else None,
+    )
+    text = f"Verified {pluralize(len(ids), 'conversation')}: nothing was changed."
+    if document.audit_head is not None:
+        text += f" The audit trail ends with entry {document.audit_entries:,}, {document.audit_head}."
+    verified = make_text(text)
     return Result(
-        document, lambda _: draw_faults(faults) if faults else [verified], exit_code=EXIT_FAILED if faults else 0
+        document, lambda _: _draw_faults(faults) if faults else [verified], exit_code=EXIT_FAILED if faults else 0
     )
 
 
-async def find_faults(store: "SqlStore", ids: list[str], *, with_tenant: bool) -> "list[LocatedFaultSchema]":
+async def _find_faults(store: "SqlStore", ids: list[str], *, with_tenant: bool) -> "list[LocatedFaultSchema]":
     """Rows of these conversations that were changed; also memories and keys, which belong to no conversation."""
     from quire.schemas.records import LocatedFaultSchema
 
@@ -190,7 +203,7 @@ async def find_faults(store: "SqlStore", ids: list[str], *, with_tenant: bool) -
     return faults
 
 
-def draw_faults(faults: "Iterable[LocatedFaultSchema]") -> "Iterable[RenderableType]":
+def _draw_faults(faults: "Iterable[LocatedFaultSchema]") -> "Iterable[RenderableType]":
     rows = [
         (
             each.conversation or "",
@@ -207,14 +220,19 @@ def draw_faults(faults: "Iterable[LocatedFaultSchema]") -> "Iterable[RenderableT
 @command(app, "quire conversation purge 01ke6p8kt00000000000000003 --message 3 --yes")
 def purge(
     conversation: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="CONVERSATION",
             help="A conversation ID or its first characters, a title, or an agent's session ID.",
+            show_default=False,
             autocompletion=complete_conversation_ids,
         ),
-    ],
+    ] = None,
     *,
+    value_from: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Erase the text in this file everywhere. - prompts, or reads it."),
+    ] = None,
     message: Annotated[
         list[int] | None, typer.Option(metavar="SEQ", min=1, help="Purge only this message. Repeatable.")
     ] = None,
@@ -224,8 +242,25 @@ def purge(
 ) -> Result:
     """Erase messages permanently: from the log, summaries, memories and search. The digests stay.
 
-    Erases the whole conversation, unless `--message` names messages. This cannot be undone.
+    Erases the whole conversation, unless `--message` names messages. With `--value-from`, erases one text, such as a
+    leaked key, wherever it is. It is never an argument, which other users of the machine could see and a shell would
+    remember. This cannot be undone.
     """
+    if (conversation is None) == (value_from is None):
+        raise typer.BadParameter("name a conversation, or a text with --value-from.")
+    if conversation is None:
+        return _purge_value(value_from or "-", yes=yes, overrides=overrides)
+    return _purge_conversation(conversation, message, branch, yes=yes, overrides=overrides)
+
+
+def _purge_conversation(
+    conversation: str,
+    message: list[int] | None,
+    branch: int | None,
+    *,
+    yes: bool,
+    overrides: Sequence[str] | None,
+) -> Result:
     from quire.schemas.records import PurgedConversationSchema, PurgedEntrySchema
 
     async def resolve() -> str:
@@ -247,61 +282,6 @@ def purge(
     return Result(
         PurgedConversationSchema(conversation=conversation_id, purged=purged),
         f"Erased the content of {pluralize(len(purged), 'entry')} of {conversation_id}.",
-    )
-
-
-@command(app, "quire conversation offload --unused-days 90 --set object_storage_url=file:///tmp/objects")
-async def offload(
-    *,
-    unused_days: Annotated[int, typer.Option("--unused-days", min=1, help="Days without use.")],
-    tenant: TenantOption = None,
-    overrides: SetOptions = None,
-) -> Result:
-    """Move conversations to the object storage now. They stay listed and searchable, and come back when opened.
-
-    A worker does the same every day with the setting `offload_after_days`. A conversation that was changed, or has
-    messages that are not indexed yet, stays.
-    """
-    from quire.model.ids import now
-    from quire.schemas.records import OffloadedConversationsSchema
-
-    moved: list[OffloadResult] = []
-    changed: list[str] = []
-    async with open_store(overrides, tenant=tenant) as store:
-        store.offloading.get_storage()
-        ids = await store.offloading.list_unused(before=now() - unused_days * DAY_MICROSECONDS)
-        slots = asyncio.Semaphore(CONCURRENT_MOVES)
-
-        async def move(conversation_id: str) -> None:
-            async with slots:
-                try:
-                    result = await store.offloading.offload(conversation_id)
-                except IntegrityViolation:
-                    changed.append(conversation_id)
-                else:
-                    moved.extend([result] if result is not None else [])
-
-        with show_progress("Moving") as progress:
-            for done, moving in enumerate(asyncio.as_completed(map(move, ids))):
-                progress.update(done, len(ids))
-                await moving
-    row_bytes, object_bytes = sum(each.row_bytes for each in moved), sum(each.object_bytes for each in moved)
-    document = OffloadedConversationsSchema(
-        conversations=[each.conversation for each in moved],
-        unmoved=len(ids) - len(moved),
-        changed=sorted(changed),
-        row_bytes=row_bytes,
-        object_bytes=object_bytes,
-    )
-    if changed:
-        print_note(
-            f"Rows of {pluralize(len(changed), 'conversation')} were changed. `quire conversation verify` says which."
-        )
-    stayed = f" {pluralize(document.unmoved, 'conversation')} stayed." if document.unmoved else ""
-    return Result(
-        document,
-        f"Moved {pluralize(len(moved), 'conversation')}: {row_bytes:,} bytes of text and bodies, "
-        f"as {object_bytes:,} bytes of objects.{stayed}",
     )
 
 
@@ -349,24 +329,11 @@ def _draw_secrets(document: "FoundSecretsSchema") -> "Iterable[RenderableType]":
     )  # fmt: skip
     yield make_text(
         f"{pluralize(len(found), 'secret')} in {scope}. Revoke each where it was issued; "
-        "`quire conversation purge-value` erases one everywhere."
+        "`quire conversation purge --value-from -` erases one everywhere."
     )
 
 
-@command(app, "quire conversation purge-value --file leaked-key.txt --yes", name="purge-value")
-def purge_value(
-    *,
-    file: Annotated[
-        Path | None, typer.Option("--file", metavar="FILE", help="Read the value from this file.", show_default=False)
-    ] = None,
-    yes: Yes = False,
-    overrides: SetOptions = None,
-) -> Result:
-    """Erase one text, such as a leaked key, permanently: every message, summary, memory and file that contains it.
-
-    The value is read from a prompt without echo, from standard input or from a file. It is never an argument, which
-    other users of the machine could see and a shell would remember. This cannot be undone.
-    """
+def _purge_value(source: str, *, yes: bool, overrides: Sequence[str] | None) -> Result:
     from quire.schemas.records import PurgedValueSchema
 
     async def count() -> dict[str, int]:
@@ -379,11 +346,11 @@ def purge_value(
             with show_spinner("Purging"):
                 return await store.purge_value(value)
 
-    if file is not None:
+    if source != "-":
         try:
-            value = file.read_text(encoding="utf-8").strip("\r\n")
+            value = Path(source).read_text(encoding="utf-8").strip("\r\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"{file} cannot be read: {error}.") from error
+            raise InvalidRequest(f"{source} cannot be read: {error}.") from error
     elif sys.stdin.isatty():
         value = typer.prompt("Value to erase", hide_input=True, err=True)
     else:
@@ -399,6 +366,3 @@ def purge_value(
     if purged.remaining:
         lines.append(f"The value is still part of ids in: {', '.join(purged.remaining)}. Ids cannot be changed.")
     return Result(PurgedValueSchema.from_purge(purged), "\n".join(lines))
-
-
-app.add_typer(conversation_show.app)

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 app = create_group("Manage the database that holds the log.")
 
+
+@app.callback()
+def _keep_group() -> None:
+    """Manage the database that holds the log."""  # A group without a callback would be its only command.
+
+
 DatabaseUrl = Annotated[
     str | None,
     typer.Argument(help="sqlite:///path or postgresql://… Default: the database in the settings.", show_default=False),
@@ -26,8 +32,13 @@ def upgrade(
     url: DatabaseUrl = None,
     *,
     role: Annotated[str | None, typer.Option(help="Also grant this PostgreSQL role access to the log.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only print the version. The exit code is 1 if this Quire cannot use it.")
+    ] = False,
 ) -> Result:
     """Upgrade the schema to what this version of Quire needs, in all cells if the settings name some."""
+    if check:
+        return _check(url)
     from quire.schemas.setup import UpgradedDatabasesSchema
     from quire.settings.schema import list_cell_urls
 
@@ -74,9 +85,7 @@ def _upgrade(database_url: str, role: str | None) -> "tuple[UpgradedDatabaseSche
     return document, "\n".join(lines)
 
 
-@command(app, "quire db status")
-def status(url: DatabaseUrl = None) -> Result:
-    """Print the schema version. The exit code is 1 if this version of Quire cannot use it."""
+def _check(url: str | None) -> Result:
     from quire.db import migrate
     from quire.schemas.setup import DatabaseStatusSchema
 

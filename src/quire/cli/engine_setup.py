@@ -80,26 +80,23 @@ async def open_engine_from_settings(
     overrides: Sequence[str] | None = None, *, decide: Decide = ask_or_refuse
 ) -> AsyncGenerator["Engine"]:
     """Opens the engine that the settings describe. Opening sends no model request."""
-    from quire.cli.model_spec_cache import SpecCacheFile
     from quire.engine import open_engine
-    from quire.view.model_specs import use_spec_cache
 
     settings = load_cli_settings(overrides, decide=decide).settings
     # The user has just typed these, so they win over the agent's file.
     typed = parse_options(overrides or ()).values
-    with use_spec_cache(SpecCacheFile(paths.get_spec_cache_path())):
-        async with open_engine(
-            resolve_database_url(settings),
-            tenant=settings.tenant,
-            settings=settings,
-            agent=settings.agent,
-            vault=settings.vault,
-            summarizer=build_summarizer(settings),
-            embedder=await build_embedder(settings),
-            environ=os.environ,
-            **{name: value for name, value in typed.items() if name not in ("tenant", "agent", "vault", "summarizer")},
-        ) as engine:
-            yield engine.with_changes(runs_turns=True)
+    async with open_engine(
+        resolve_database_url(settings),
+        tenant=settings.tenant,
+        settings=settings,
+        agent=settings.agent,
+        vault=settings.vault,
+        summarizer=build_summarizer(settings),
+        embedder=await build_embedder(settings),
+        environ=os.environ,
+        **{name: value for name, value in typed.items() if name not in ("tenant", "agent", "vault", "summarizer")},
+    ) as engine:
+        yield engine.with_changes(runs_turns=True)
 
 
 def build_model(settings: "Settings") -> "Model":

@@ -119,7 +119,7 @@ def command(
 
 
 def _import_export(source: str, rename: str | None, overrides: list[str] | None) -> Result:
-    from quire.schemas.records import NamedConversationSchema
+    from quire.schemas.records import EditedConversationSchema
 
     async def write(lines: Iterable[str], size: int) -> "ConversationRecord":
         stopped = Event()
@@ -146,7 +146,8 @@ def _import_export(source: str, rename: str | None, overrides: list[str] | None)
             raise DocumentNotFound(f"There is no file {source}.") from error
         except OSError as error:
             raise ImportFailed(f"{source} cannot be read: {error.strerror}.") from error
-    return Result(NamedConversationSchema(conversation=imported.id, title=imported.title), f"Imported {imported.id}.")
+    document = EditedConversationSchema(conversation=imported.id, title=imported.title, tags=list(imported.tags))
+    return Result(document, f"Imported {imported.id}.")
 
 
 def _track_progress(lines: Iterable[str], size: int, progress: ProgressBar, stopped: Event) -> Iterator[str]:

@@ -66,11 +66,6 @@ def get_sessions_folder() -> Path:
     return _get_data_folder() / "sessions"
 
 
-def get_spec_cache_path() -> Path:
-    """Returns the cache file of model specs."""
-    return platformdirs.user_cache_path(APP_NAME, appauthor=False) / "model-specs.json"
-
-
 def _get_data_folder() -> Path:
     return platformdirs.user_data_path(APP_NAME, appauthor=False)
 

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 
 import typer
 
-from quire.cli.common import CommandTarget, find_branch, open_store, resolve_conversation_id, run_async
+from quire.cli.common import (
+    CommandTarget,
+    find_branch,
+    open_conversation,
+    open_store,
+    resolve_conversation_id,
+    run_async,
+)
 from quire.cli.output import Result, Verbatim, make_text, pluralize, print_note
 from quire.errors import ConversationNotFound, InvalidRequest
 
@@ -32,15 +39,27 @@ def command(
     target: CommandTarget,
     *,
     program: Annotated[
-        str, typer.Option("--in", metavar="PROGRAM", help="The agent: claude, codex, opencode or gemini.")
-    ],
+        str | None,
+        typer.Option("--in", metavar="PROGRAM", help="The agent: claude, codex, opencode or gemini."),
+    ] = None,
     run: Annotated[bool, typer.Option("--run", help="Start the agent with it.")] = False,
+    handover: Annotated[
+        bool, typer.Option("--print", help="Print a hand-over as text instead: task, state, decisions, last turns.")
+    ] = False,
+    max_tokens: Annotated[
+        int, typer.Option(min=200, max=50_000, help="Maximum tokens of that text.", show_default=True)
+    ] = 4_000,
 ) -> Result:
     """Write an agent session from the log, so that the agent continues a conversation that any agent began.
 
     CONVERSATION@N continues after entry #N, with what the context was then: messages that a later compaction covers are
-    in it. Nothing that exists is overwritten, and what the agent cannot take is listed.
+    in it. Nothing that exists is overwritten, and what the agent cannot take is listed. Each statement of a hand-over
+    cites its message. The `summarizer` of the settings writes its state. Without one, no model is called.
     """
+    if handover:
+        return run_async(_print_handover(target, max_tokens))
+    if program is None:
+        raise typer.BadParameter("name the agent with --in, or print a hand-over with --print.")
     document, session = _write_session(run_async(_read_source(target, program)), program)
     run_async(_record_session(document, program, target.overrides))
 
@@ -58,6 +77,25 @@ def command(
         yield Verbatim(document.command)
 
     return Result(document, draw)
+
+
+async def _print_handover(target: CommandTarget, max_tokens: int) -> Result:
+    from quire.engine.handover import write_handover
+    from quire.schemas.context import HandoverSchema
+
+    async with open_conversation(target) as conversation:
+        engine = conversation.engine
+        handover = await write_handover(
+            engine,
+            conversation.id,
+            branch=conversation.branch,
+            max_tokens=max_tokens,
+            mask=engine.settings.mask_secrets,
+        )
+    written_by = f"written by {handover.model}" if handover.model is not None else "extracted"
+    print_note(f"{handover.tokens:,} of at most {handover.max_tokens:,} tokens, {written_by}.")
+    # Without wrapped lines: it is input of an agent.
+    return Result(HandoverSchema(**dict(handover)), lambda _: [Verbatim(handover.text)])
 
 
 class _Source(NamedTuple):

@@ -320,7 +320,7 @@ async def _describe_result(
         upstreams = [f"{pattern} at {each.base_url}" for pattern, each in settings.upstreams.items()]
         return [f"Quire recorded no reply in this run. Upstreams: {', '.join(upstreams) or settings.base_url}"]
     title = to_one_line(newest.title, MAX_TITLE_CHARS)
-    commands = f"  `quire conversation show {newest.id}`, or `quire serve --open`"
+    commands = f"  `quire context show {newest.id} --messages`, or `quire serve --open`"
     return [f"Quire recorded “{title}”\n{commands}", *await describe_losses(state.store, newest, since=since)]
 
 

@@ -20,6 +20,8 @@ from quire.cli.output import (
 )
 from quire.cli.paths import write_atomically
 from quire.cli.reimport import BACKUP_DOCS, ReimportNotice
+from quire.cli.search import parse_since
+from quire.cli.usage import Dimension, report_usage
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -42,6 +44,26 @@ async def command(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one file for a browser, too.")
     ] = None,
+    usage: Annotated[
+        bool,
+        typer.Option("--usage", help="Print what is stored already: tokens, cost, cache share, what is used most."),
+    ] = False,
+    by: Annotated[
+        Dimension | None,
+        typer.Option(help="Usage by one dimension instead of the overview.", show_default=False),
+    ] = None,
+    since: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TIME",
+            parser=parse_since,
+            help="Usage since this date, time or age (7d), in whole UTC days. Default: 30d.",
+            show_default=False,
+        ),
+    ] = None,
+    recount: Annotated[
+        bool, typer.Option("--recount", help="Usage after comparing the roll-up with the whole log, and correcting it.")
+    ] = False,
     overrides: SetOptions = None,
 ) -> Result:
     """Find what agents have stored on this machine, import what is new, and print what it cost and wasted.
@@ -49,6 +71,8 @@ async def command(
     Reads the files of Claude Code, Codex and the other programs of `quire import` at their usual places, and changes
     nothing but Quire's own database. Findings are ordered by cost, each with its evidence and a command that shows it.
     """
+    if usage or recount or by is not None or since is not None:
+        return await report_usage(overrides, by=by, since=since, recount=recount)
     document = await scan(overrides, is_final_only=html is not None)
     if html is not None:
         from quire.cli.findings_html import render_html

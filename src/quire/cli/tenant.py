@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quire.cli.common import (
-    EXIT_FAILED,
+    Limit,
     SetOptions,
+    TenantOption,
     Yes,
     command,
     confirm,
     create_group,
-    list_conversation_ids,
     open_store,
 )
-from quire.cli.conversation import draw_faults, find_faults
 from quire.cli.output import (
     Result,
+    Verbatim,
     format_local_time,
     make_table,
     make_text,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from quire.schemas.records import TenantListSchema
 
-app = create_group("List, verify and purge whole tenants, and rewrap their keys.")
+app = create_group("List and purge whole tenants, rewrap their keys, and export their audit trail.")
 
 MAX_TIME = 2**63 - 1
 
@@ -75,38 +75,6 @@ def _draw_tenants(document: "TenantListSchema") -> "Iterable[RenderableType]":
     if all(each.cell is None for each in document.tenants):
         rows, columns = [row[:-1] for row in rows], columns[:-1]
     yield make_table(*columns, rows=rows, right_aligned=("conversations",))
-
-
-@command(app, "quire tenant verify observatory")
-async def verify(
-    tenant: Annotated[
-        str | None, typer.Argument(help="The tenant to verify. Default: the setting `tenant`.", show_default=False)
-    ] = None,
-    *,
-    overrides: SetOptions = None,
-) -> Result:
-    """Verify every digest of a tenant: all conversations, memories, keys and the audit trail.
-
-    The exit code is 1 if a row was changed.
-    """
-    from quire.schemas.records import LocatedFaultSchema, VerifiedTenantSchema
-
-    async with open_store(overrides, tenant=tenant) as store:
-        ids = await list_conversation_ids(store)
-        faults = await find_faults(store, ids, with_tenant=True)
-        for each in await store.audit.verify():
-            faults.append(
-                LocatedFaultSchema(conversation=None, branch=None, seq=each.seq, problem=f"audit: {each.reason}")
-            )
-        head = await store.audit.get_head()
-    document = VerifiedTenantSchema(tenant=store.tenant, conversations=len(ids), audit_entries=head.seq, faults=faults)
-    entries = pluralize(document.audit_entries, "audit entry")
-    text = f"Verified {pluralize(len(ids), 'conversation')} and {entries} of {store.tenant}: nothing was changed."
-    return Result(
-        document,
-        lambda _: draw_faults(faults) if faults else [make_text(text)],
-        exit_code=EXIT_FAILED if faults else 0,
-    )
 
 
 @command(app, "quire tenant purge observatory --yes")
@@ -155,3 +123,20 @@ async def rewrap(*, overrides: SetOptions = None) -> Result:
     async with open_store(overrides) as store:
         document = RewrappedKeysSchema(tenants=await store.rewrap_keys())
     return Result(document, f"Wrapped {pluralize(len(document.tenants), 'data key')} with the current key.")
+
+
+@command(app, "quire tenant audit --tenant harbour")
+async def audit(
+    *,
+    tenant: TenantOption = None,
+    after: Annotated[int, typer.Option(min=0, metavar="SEQ", help="Only entries after this number.")] = 0,
+    limit: Limit = 10_000,
+    overrides: SetOptions = None,
+) -> Result:
+    """Print the audit trail as JSON Lines, oldest first: one entry a line. `--after` continues where it ended."""
+    from quire.schemas.team import AuditEntrySchema, AuditExportSchema
+
+    async with open_store(overrides, tenant=tenant) as store:
+        entries = await store.audit.list(after=after, limit=limit)
+    document = AuditExportSchema(tenant=store.tenant, entries=[AuditEntrySchema.from_record(each) for each in entries])
+    return Result(document, lambda _: [Verbatim(each.model_dump_json()) for each in document.entries])

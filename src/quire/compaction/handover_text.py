@@ -80,8 +80,8 @@ def write_handover_text(
 def _write_text(material: HandoverMaterial, summary: str | None, max_tokens: int, counter: TokenCounter) -> str:
     newest = material.newest
     hints = [
-        f"- history_read of conversation {_to_line(material.record.id)!r}, or `quire conversation show`, has messages "
-        f"#1 to #{material.head}; history_search finds them by words.",
+        f"- history_read of conversation {_to_line(material.record.id)!r}, or `quire context show --messages`, has "
+        f"messages #1 to #{material.head}; history_search finds them by words.",
     ]
     if material.summary and material.unsummarized:
         first_seq = material.unsummarized[0].seq

@@ -192,7 +192,7 @@ def _format_show(conversation: str, position: str) -> str:
     # The call or answer before it is part of the evidence.
     first = max(1, int(seq or 1) - 1)
     on_branch = f" --branch {branch}" if branch != "0" else ""
-    return f"quire conversation show {conversation}{on_branch} --first {first} --limit {SHOWN_ENTRIES}"
+    return f"quire context show {conversation}{on_branch} --messages --first {first} --limit {SHOWN_ENTRIES}"
 
 
 def _find_expensive_days(days: Sequence[UsageGroup]) -> Iterable[Finding]:
@@ -217,7 +217,7 @@ def _find_expensive_days(days: Sequence[UsageGroup]) -> Iterable[Finding]:
             None,
             counts.input_tokens + counts.output_tokens,
             cost - EXPENSIVE_DAY_FACTOR * usual,
-            f"quire stats --since {format_day(day)}",
+            f"quire scan --usage --since {format_day(day)}",
         )
         for cost, usual, day, counts in expensive[:MAX_EVIDENCE]
     )
@@ -245,7 +245,7 @@ def _find_expiring(files: Sequence[ExpiringFile], costs: Sequence[ConversationCo
         text, command, cost = f"{when}: {file.path} ({file.reason})", f"quire import {file.source} --dry-run", 0.0
         session = sessions.get((file.source, file.session))
         if session is not None:
-            command = f"quire conversation show {session.conversation}"
+            command = f"quire context show {session.conversation} --messages"
             # Several files may belong to one session.
             if session.conversation not in priced:
                 cost = session.cost_nanos / NANOS_PER_DOLLAR

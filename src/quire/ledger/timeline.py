@@ -308,18 +308,6 @@ def _encode_runs(runs: Iterable[_Run]) -> str:
     return "".join(code)
 
 
-def decode_fates(code: str) -> Iterator[tuple[Span, Fate]]:
-    """The runs of a code. Entries after the last one are no part of the request."""
-    position, index = 1, 0
-    while index < len(code):
-        end = index + 1
-        while end < len(code) and code[end].isdigit():
-            end += 1
-        count = int(code[index + 1 : end] or 1)
-        yield Span(first=position, last=position + count - 1), cast(Fate, code[index])
-        position, index = position + count, end
-
-
 def _infer_fates(reply: int, compactions: Sequence[tuple[int, Compaction]]) -> str:
     """Fates in an imported request: what the compaction before it covers is only in its summary."""
     active = next((body for seq, body in reversed(compactions) if seq < reply), None)

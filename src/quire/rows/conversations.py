@@ -1,17 +1,14 @@
-"""Rows of conversations: tags, default titles, and the list of conversations in a SQLite database.
+"""Rows of conversations: tags and default titles.
 
 A default title is the first words of a conversation's first question, without what an agent puts before it.
 """
 
 import json
 import re
-import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from quire.rows.boilerplate import is_client_text, strip_text
-from quire.rows.branches import find_fork_seq
-from quire.rows.digests import check_row
 
 TAGS_KEY = "quire_tags"
 """Key of the tags in a conversation's metadata. It comes last there, so that LIKE can search in the tags alone."""
@@ -35,28 +32,6 @@ _TAG = re.compile(r"</?[a-z][\w-]{0,60}>")
 _COMMAND_NAME = re.compile(r"<command-name>([^<]{1,200})</command-name>")
 _PLAN = re.compile(r"\s*Implement the following plan:\s*#+ (?:Plan: )?([^\n]+)")
 """What Claude Code sends when a person approves a plan, up to the plan's heading."""
-
-_VERSION = "SELECT version_num FROM quire_version"
-_IS_ENCRYPTED = "SELECT 1 FROM quire_tenant_keys WHERE tenant = :tenant"
-CONVERSATIONS = """
-SELECT conversation, title, updated_at, metadata
-FROM quire_conversations
-WHERE tenant = :tenant AND (purged_at IS NULL OR purged_at < updated_at) AND (purpose IS NULL OR :everything)
-ORDER BY updated_at DESC, conversation DESC LIMIT :limit
-"""
-BRANCHES = """
-SELECT conversation, branch, name, created_at, lineage, head_seq, head_digest, head_path, state, updated_at, row_digest
-FROM quire_branches WHERE tenant = :tenant AND conversation = :conversation ORDER BY branch
-"""
-_OFFLOADED_TITLE = """
-SELECT conversation, title FROM quire_archives
-WHERE tenant = :tenant AND conversation = :conversation AND object IS NOT NULL
-"""
-USER_MESSAGE = """
-SELECT body FROM quire_entries
-WHERE tenant = :tenant AND conversation = :conversation AND branch = 0 AND seq <= :last_seq AND role = 'user'
-AND purged_at IS NULL ORDER BY seq LIMIT 1 OFFSET :position
-"""
 
 
 def parse_tags(metadata: str | None) -> tuple[str, ...]:
@@ -117,52 +92,3 @@ def build_title(text: str) -> str:
         return line
     words, _, _ = line[:MAX_TITLE_CHARS].rpartition(" ")
     return f"{words if 2 * len(words) > MAX_TITLE_CHARS else line[: MAX_TITLE_CHARS - 1]}…"
-
-
-class ConversationListRow(NamedTuple):
-    """A line of the list of conversations."""
-
-    id: str
-    title: str
-    tags: tuple[str, ...]
-    updated_at: int
-    entries: int
-    branches: int
-
-
-def is_readable(connection: sqlite3.Connection, tenant: str, *, schema_version: str) -> bool:
-    """Whether this module can read the rows of the tenant: of this schema, and not encrypted."""
-    if connection.execute(_VERSION).fetchall() != [(schema_version,)]:
-        return False
-    return connection.execute(_IS_ENCRYPTED, {"tenant": tenant}).fetchone() is None
-
-
-def list_conversations(
-    connection: sqlite3.Connection, tenant: str, *, limit: int, everything: bool
-) -> list[ConversationListRow]:
-    """The conversations most recently used first, like the store's list."""
-
-    def read_messages(names: Sequence[str], position: int) -> Iterable[tuple[str, str | None]]:
-        for name in names:
-            params = {"tenant": tenant, "conversation": name, "position": position, "last_seq": MAX_TITLE_SEQ}
-            for (body,) in connection.execute(USER_MESSAGE, params):
-                yield name, body
-
-    params = {"tenant": tenant, "limit": limit, "everything": everything}
-    rows = connection.execute(CONVERSATIONS, params).fetchall()
-    titles = find_titles([name for name, title, _, _ in rows if not title], read_messages)
-    for name in [name for name, title, _, _ in rows if not title and name not in titles]:
-        titles.update(connection.execute(_OFFLOADED_TITLE, {"tenant": tenant, "conversation": name}))
-    listed: list[ConversationListRow] = []
-    for name, title, updated_at, metadata in rows:
-        entries = branches = 0
-        for row in connection.execute(BRANCHES, {"tenant": tenant, "conversation": name}):
-            check_row(row[:-1], row[-1], name=f"branch {row[1]} of {row[0]!r}")
-            branches += 1
-            entries += row[5] - find_fork_seq(json.loads(row[4]))
-        listed.append(
-            ConversationListRow(
-                name, title or titles.get(name, ""), parse_tags(metadata), updated_at, entries, branches
-            )
-        )
-    return listed

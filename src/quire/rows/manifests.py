@@ -1,31 +1,10 @@
-"""Manifests: what follows from their decisions, and the values of one that is decoded without `quire.model`."""
+"""Manifests: what follows from their decisions."""
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import Any, Protocol, TypeVar, cast
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 UNKNOWN_WINDOW = 10_000_000
 """Placeholder for a context window that is not known: larger than any, so that nothing is compacted automatically."""
-
-
-class StoredObject:
-    """A stored JSON object with its fields as attributes. A missing one is None: canonical JSON has no null."""
-
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        self._fields = fields
-
-    def __getattr__(self, name: str) -> Any:
-        return _wrap(self._fields.get(name))
-
-
-def _wrap(value: Any) -> Any:
-    match value:
-        case dict():
-            return StoredObject(cast("dict[str, Any]", value))
-        case list():
-            return tuple(map(_wrap, cast("list[Any]", value)))
-        case _:
-            return value
 
 
 class DecisionLike(Protocol):
@@ -54,23 +33,3 @@ def sum_document_tokens(included: Sequence[DecisionLike]) -> int:
         each.tokens if each.kind == "document" and each.slot == "newest" else each.document_tokens or 0
         for each in included
     )
-
-
-class StoredManifest(StoredObject):
-    """A manifest as it is stored, with what `quire.model.Manifest` derives from it."""
-
-    @cached_property
-    def decisions(self) -> tuple[Any, ...]:
-        return _wrap(self._fields["decisions"])
-
-    @cached_property
-    def included(self) -> tuple[Any, ...]:
-        return select_decisions(self.decisions, included=True)
-
-    @cached_property
-    def excluded(self) -> tuple[Any, ...]:
-        return select_decisions(self.decisions, included=False)
-
-    @property
-    def document_tokens(self) -> int:
-        return sum_document_tokens(self.included)

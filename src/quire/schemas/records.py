@@ -94,14 +94,10 @@ class ForkedBranchSchema(BranchSchema):
     conversation: str
 
 
-class NamedConversationSchema(JsonModel):
+class EditedConversationSchema(JsonModel):
     conversation: str
     title: str
-
-
-class TaggedConversationSchema(JsonModel):
-    conversation: str
-    tags: tuple[str, ...]
+    tags: list[str]
 
 
 class LocatedFaultSchema(IntegrityFaultSchema):
@@ -111,6 +107,8 @@ class LocatedFaultSchema(IntegrityFaultSchema):
 class VerifiedConversationsSchema(JsonModel):
     conversations: list[str]
     faults: list[LocatedFaultSchema]
+    audit_entries: int | None = Field(default=None, description="Entries of the tenant's audit trail, with `--all`.")
+    audit_head: str | None = Field(default=None, description="Digest of the last of them.")
 
 
 class TenantSchema(JsonModel):
@@ -124,28 +122,11 @@ class TenantListSchema(JsonModel):
     tenants: list[TenantSchema]
 
 
-class VerifiedTenantSchema(JsonModel):
-    tenant: str
-    conversations: int
-    audit_entries: int
-    faults: list[LocatedFaultSchema]
-
-
 class PurgedTenantSchema(JsonModel):
     tenant: str
     conversations: int
     rows: int
     objects: int
-
-
-class OffloadedConversationsSchema(JsonModel):
-    conversations: list[str]
-    unmoved: int
-    """Unused conversations that stayed: in use, not indexed yet, or changed."""
-    changed: list[str]
-    """Conversations that stayed because a row of them is not as it was recorded."""
-    row_bytes: int
-    object_bytes: int
 
 
 class RewrappedKeysSchema(JsonModel):

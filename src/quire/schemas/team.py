@@ -44,15 +44,3 @@ class LoginSchema(JsonModel):
     tenant: str
     name: str
     email: str
-
-
-class AuditFaultSchema(JsonModel):
-    seq: int
-    reason: str
-
-
-class VerifiedAuditSchema(JsonModel):
-    tenant: str
-    entries: int
-    head: str = Field(description="Digest of the last entry.")
-    faults: list[AuditFaultSchema]

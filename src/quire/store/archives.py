@@ -337,17 +337,6 @@ def _list_restored(connection: Connection, tenant: str, *, before: int) -> list[
     return unused
 
 
-def _list_unused(connection: Connection, tenant: str, *, before: int) -> list[str]:
-    """Conversations that were not used since a time, and are not in object storage."""
-    offloaded = select(archives.c.conversation).where(archives.c.tenant == tenant, archives.c.object.is_not(None))
-    query = select(conversations.c.conversation).where(
-        conversations.c.tenant == tenant,
-        conversations.c.updated_at < before,
-        conversations.c.conversation.not_in(offloaded),
-    )
-    return list(connection.execute(query.order_by(conversations.c.updated_at)).scalars())
-
-
 def _is_restored(connection: Connection, tenant: str, conversation: str) -> bool:
     """Whether the conversation was restored. It is offloaded again once it was unused since."""
     is_own = (*_own(archives, tenant, conversation), archives.c.object.is_(None))
@@ -435,7 +424,6 @@ class Offloading(StorePart):
     """What of the tenant is in object storage."""
 
     list_restored = write(_list_restored)
-    list_unused = read_bulk(_list_unused)
     is_restored = read(_is_restored)
 
     def __init__(self, base: TenantDatabase, storage: ObjectStorage | None) -> None:

@@ -4,7 +4,7 @@ Every append marks its branch as uncounted in the same transaction. A job folds 
 high-water mark into the contributions and totals, and moves the mark, all in one transaction: a job that is lost or
 repeated counts nothing twice. A purge subtracts all contributions of the conversation in its own transaction, and what
 is left of the conversation is counted again. For that, the contributions of each conversation are stored apart from the
-tenant's totals. All tables are derived data, which `quire stats --recount` checks against the log.
+tenant's totals. All tables are derived data, which `quire scan --usage --recount` checks against the log.
 """
 
 from bisect import bisect_right

@@ -9,8 +9,7 @@ answers. A model that is not listed gets `DEFAULT_OUTPUT_TOKENS`, which every ch
 """
 
 import re
-from collections.abc import Generator, Iterable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
@@ -98,34 +97,11 @@ def is_local_model(model: str) -> bool:
     return provider in _LOCAL_PROVIDERS
 
 
-_spec_caches: list[MutableMapping[str, ModelSpec]] = []
-
-
-@contextmanager
-def use_spec_cache(cache: MutableMapping[str, ModelSpec]) -> Generator[None]:
-    """Looks models up in this cache first: importing the table takes longer than most commands."""
-    _spec_caches.append(cache)
-    try:
-        yield
-    finally:
-        _spec_caches.remove(cache)
-
-
 @lru_cache(maxsize=1024)
 def model_spec_for(model: str) -> ModelSpec:
     """Looks a model up by its name, with or without provider: `gpt-4o`, `openai:gpt-4o`, `azure/gpt-4o`."""
     if len(model) > MAX_MODEL_NAME_CHARS:
         return UNKNOWN_MODEL
-    for cache in _spec_caches:
-        if model in cache:
-            return cache[model]
-    spec = _read_spec(model)
-    for cache in _spec_caches:
-        cache[model] = spec
-    return spec
-
-
-def _read_spec(model: str) -> ModelSpec:
     try:
         from genai_prices.data_snapshot import get_snapshot
     except ImportError:

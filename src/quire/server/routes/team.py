@@ -169,6 +169,6 @@ async def read_audit(
     after: Annotated[int, Query(ge=0, le=2**62, description="Number of the last entry that you have.")] = 0,
     limit: PageLimit = 100,
 ) -> AuditPage:
-    """The audit trail of the tenant. `quire audit export` writes all of it."""
+    """The audit trail of the tenant. `quire tenant audit` writes all of it."""
     entries: list[AuditEntry] = await server_state.store.for_tenant(caller.team).audit.list(after=after, limit=limit)
     return AuditPage(items=[AuditEntrySchema.from_record(each) for each in entries])

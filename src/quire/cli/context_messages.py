@@ -1,13 +1,11 @@
-"""`quire conversation show`: the transcript, including archived messages, with a marker at each compaction."""
+"""`quire context show --messages`: the transcript, including archived messages, with a marker at each compaction."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, assert_never
+from typing import TYPE_CHECKING, assert_never
 
-import typer
-
-from quire.cli.common import CommandTarget, command, create_group, find_branch, open_store, resolve_conversation_id
+from quire.cli.common import CommandTarget, find_branch, open_store, resolve_conversation_id
 from quire.cli.output import Result, format_compaction, format_local_time, make_text, pluralize, to_one_line
 from quire.cli.tool_calls import MAX_CALL_LINES, CompletedCall, format_folded_calls, pair_calls, render_tool_result
 
@@ -18,30 +16,14 @@ if TYPE_CHECKING:
     from quire.model import BranchState, Entry, Part
     from quire.store import SqlStore
 
-app = create_group("")
-
 DEFAULT_ENTRY_LIMIT = 20
 """Entries that are printed without `--limit`, or more if the newest turn has more."""
 MAX_TURN_ENTRIES = 2_000
 """Entries of the newest turn that are read without `--limit`, from its end."""
 
 
-@command(app, "quire conversation show --first 1")
-async def show(
-    target: CommandTarget,
-    *,
-    first: Annotated[
-        int | None, typer.Option(metavar="SEQ", min=1, help="Start at this entry. Default: the newest entries.")
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help=f"Maximum number of entries. Default: {DEFAULT_ENTRY_LIMIT}, or the whole newest turn."
-        ),
-    ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Print every tool call and the text of its result.")] = False,
-) -> Result:
-    """Print the messages. Archived messages and compactions are marked, and long runs of tool calls are folded."""
+async def show_messages(target: CommandTarget, *, first: int | None, limit: int | None, full: bool) -> Result:
+    """The messages. Archived ones and compactions are marked, and long runs of tool calls are folded."""
     from quire.schemas.entries import entry_to_schema
     from quire.schemas.records import TranscriptSchema
 

@@ -1,7 +1,8 @@
-"""`quire stats`: the overview, one dimension, JSON as the API returns it, and the recount."""
+"""`quire scan --usage`: the overview, one dimension, JSON as the API returns it, and the recount."""
 
 import asyncio
 import time
+from datetime import UTC, datetime
 
 import pytest
 from cli_fixtures import CliHome, invoke_cli, run_json, validate_document
@@ -15,6 +16,10 @@ from quire.schemas.stats import StatsSchema
 from quire.store import SqlStore
 
 TURNS = 24
+
+
+def read_usage() -> str:
+    return invoke_cli("scan", "--usage").stdout
 
 
 @pytest.fixture
@@ -42,7 +47,7 @@ def usage(home: CliHome) -> None:
 
 
 def test_the_overview_is_one_screen_with_bars(usage: None):
-    outcome = invoke_cli("stats")
+    outcome = invoke_cli("scan", "--usage")
     assert outcome.exit_code == 0, outcome.output
     lines = outcome.stdout.splitlines()
     assert len(lines) < 60
@@ -57,7 +62,7 @@ def test_the_overview_is_one_screen_with_bars(usage: None):
 
 def test_no_number_is_cut_on_a_terminal_of_80_columns(usage: None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "80")
-    lines = invoke_cli("stats").stdout.splitlines()
+    lines = read_usage().splitlines()
     tables = [line for line in lines if line.startswith(("day ", "model ", "project ", "source ", "slot ", "tool "))]
     assert tables
     assert [line for line in tables if "…" in line] == []
@@ -75,34 +80,35 @@ def test_an_unknown_cost_is_not_zero(home: CliHome):
             await store.append(client, Draft(body=Message.user("So?"), created_at=at), reply)
 
     asyncio.run(append("imported", cost=None))
-    assert "not known: 1 call without a known price or output, 1,000 tokens" in invoke_cli("stats").stdout
-    assert "not known: 1 call without a known price or output, 1,000 tokens" in invoke_cli("stats", "imported").stdout
-    assert "$" not in invoke_cli("stats").stdout
+    assert "not known: 1 call without a known price or output, 1,000 tokens" in read_usage()
+    imported = invoke_cli("context", "show", "--usage", "imported").stdout
+    assert "not known: 1 call without a known price or output, 1,000 tokens" in imported
+    assert "$" not in read_usage()
     asyncio.run(append("priced", cost=0.25))
-    assert "at least $0.25, and 1 call without a known price or output, 1,000 tokens" in invoke_cli("stats").stdout
-    rows = {row.split()[0]: row for row in invoke_cli("stats", "--by", "source").stdout.splitlines()}
+    assert "at least $0.25, and 1 call without a known price or output, 1,000 tokens" in read_usage()
+    rows = {row.split()[0]: row for row in invoke_cli("scan", "--usage", "--by", "source").stdout.splitlines()}
     assert "$0.25" in rows["priced"]
     assert ("–" in rows["imported"], "$" in rows["imported"]) == (True, False)
 
 
 def test_one_dimension_has_its_rows_alone(usage: None):
-    period, *rows = invoke_cli("stats", "--by", "source").stdout.splitlines()
+    period, *rows = invoke_cli("scan", "--usage", "--by", "source").stdout.splitlines()
     assert period.startswith("Usage since ")
     assert [row.split()[0] for row in rows] == ["source", "─" * len(rows[1].split()[0]), "codex"]
-    groups = run_json("stats", "--by", "tool")["groups"]
+    groups = run_json("scan", "--usage", "--by", "tool")["groups"]
     assert [(each["name"], each["counts"]["uses"]) for each in groups["tool"]] == [("read_chart", 1)]
-    assert run_json("stats", "--since", "2999-01-01")["totals"]["turns"] == 0
+    assert run_json("scan", "--usage", "--since", "2999-01-01")["totals"]["turns"] == 0
 
 
 def test_its_json_is_that_of_the_api(usage: None):
-    document = run_json("stats")
+    document = run_json("scan", "--usage")
     validate_document(document, StatsSchema)
     assert document == get_json("/api/stats", limit=5)
     assert [each["seq"] for each in document["turns"]] == [49, 46, 44, 42, 40]
 
 
 def test_a_recount_says_what_it_corrected(usage: None, home: CliHome):
-    assert "The roll-up equals the log of" in invoke_cli("stats", "--recount").stdout
+    assert "The roll-up equals the log of" in invoke_cli("scan", "--usage", "--recount").stdout
 
     async def change() -> None:
         from sqlalchemy import text
@@ -112,8 +118,8 @@ def test_a_recount_says_what_it_corrected(usage: None, home: CliHome):
             await store.run(write, lambda connection, _: connection.execute(change))
 
     asyncio.run(change())
-    assert run_json("stats", "--recount")["recount"]["corrected_totals"] > 0
-    assert run_json("stats")["totals"]["turns"] == TURNS
+    assert run_json("scan", "--usage", "--recount")["recount"]["corrected_totals"] > 0
+    assert run_json("scan", "--usage")["totals"]["turns"] == TURNS
 
 
 def test_today_has_no_turn_of_yesterday(home: CliHome):
@@ -130,9 +136,9 @@ def test_today_has_no_turn_of_yesterday(home: CliHome):
                 await store.append(f"{days} days ago", question, answer)
 
     asyncio.run(append())
-    assert run_json("stats", "--today")["totals"]["turns"] == 1
-    assert run_json("stats", "--since", "2026-01-01")["totals"]["turns"] > 1
-    assert invoke_cli("stats", "--today", "--since", "7d").exit_code == 2
+    today = datetime.fromtimestamp(home.clock.now / 1_000_000, UTC).date()
+    assert run_json("scan", "--usage", "--since", str(today))["totals"]["turns"] == 1
+    assert run_json("scan", "--usage", "--since", "2026-01-01")["totals"]["turns"] > 1
 
 
 def test_figures_of_the_last_days_say_what_is_before_them(home: CliHome):
@@ -144,6 +150,6 @@ def test_figures_of_the_last_days_say_what_is_before_them(home: CliHome):
             await store.append("old", Message.user("Ahoy?"), reply)
 
     asyncio.run(append())
-    assert "for all, since 2023-11-14: quire stats --since 2023-11-14" in " ".join(invoke_cli("stats").stdout.split())
-    assert "for all" not in invoke_cli("stats", "--since", "2023-11-14").stdout
-    assert run_json("stats")["first_day"] == "2023-11-14"
+    assert "for all, since 2023-11-14: quire scan --usage --since 2023-11-14" in " ".join(read_usage().split())
+    assert "for all" not in invoke_cli("scan", "--usage", "--since", "2023-11-14").stdout
+    assert run_json("scan", "--usage")["first_day"] == "2023-11-14"

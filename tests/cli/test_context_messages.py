@@ -1,11 +1,11 @@
-"""`quire conversation show`: a long turn fits a screen, with its question, its failures and its answer."""
+"""`quire context show --messages`: a long turn fits a screen, with its question, its failures and its answer."""
 
 import asyncio
 
 import pytest
 from cli_fixtures import TIDES_ID, CliHome, invoke_cli, run_json
 
-from quire.cli.conversation_show import DEFAULT_ENTRY_LIMIT
+from quire.cli.context_messages import DEFAULT_ENTRY_LIMIT
 from quire.cli.tool_calls import MAX_CALL_LINES
 from quire.engine import open_engine
 from quire.model import Draft, Message, ToolCallPart, ToolResultPart
@@ -35,7 +35,7 @@ async def append_long_turn(url: str, *, words_between: bool = False) -> None:
 
 def test_a_turn_with_sixty_calls_fits_a_screen(home: CliHome):
     asyncio.run(append_long_turn(home.url))
-    lines = invoke_cli("conversation", "show", "audit").stdout.splitlines()
+    lines = invoke_cli("context", "show", "--messages", "audit").stdout.splitlines()
     assert len(lines) < SCREEN_LINES
     assert "Which module is the oldest?" in lines
     assert "The oldest is m7.py." in lines
@@ -54,7 +54,7 @@ def test_a_turn_with_sixty_calls_fits_a_screen(home: CliHome):
 def test_a_turn_with_words_between_its_calls_fits_a_screen(home: CliHome, monkeypatch: pytest.MonkeyPatch, width: int):
     asyncio.run(append_long_turn(home.url, words_between=True))
     monkeypatch.setenv("COLUMNS", str(width))
-    lines = invoke_cli("conversation", "show", "audit").stdout.splitlines()
+    lines = invoke_cli("context", "show", "--messages", "audit").stdout.splitlines()
     assert len(lines) <= SCREEN_LINES
     assert max(map(len, lines)) <= width
     assert "Which module is the oldest?" in lines
@@ -75,26 +75,26 @@ async def append_parallel_calls(url: str) -> None:
 
 
 def test_calls_of_one_message_have_its_number_once(home: CliHome, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("quire.cli.conversation_show.MAX_CALL_LINES", 0)
+    monkeypatch.setattr("quire.cli.context_messages.MAX_CALL_LINES", 0)
     asyncio.run(append_parallel_calls(home.url))
-    lines = invoke_cli("conversation", "show", "parallel").stdout.splitlines()
+    lines = invoke_cli("context", "show", "--messages", "parallel").stdout.splitlines()
     assert [line for line in lines if line.startswith("… ")] == ["… 2 more calls, #3: read_module 2"]
 
 
 def test_a_single_call_between_failures_keeps_its_line(home: CliHome, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("quire.cli.conversation_show.MAX_CALL_LINES", FAILED_CALL - 1)
+    monkeypatch.setattr("quire.cli.context_messages.MAX_CALL_LINES", FAILED_CALL - 1)
     asyncio.run(append_long_turn(home.url))
-    lines = invoke_cli("conversation", "show", "audit").stdout.splitlines()
+    lines = invoke_cli("context", "show", "--messages", "audit").stdout.splitlines()
     assert '#85 ✓ read_module(path="m40.py") 11 characters' in lines
 
 
 def test_the_whole_turn_opens_on_demand(home: CliHome):
     asyncio.run(append_long_turn(home.url))
-    text = invoke_cli("conversation", "show", "audit", "--full").stdout
+    text = invoke_cli("context", "show", "--messages", "audit", "--full").stdout
     assert all(f"text of m{number}\n" in text for number in range(CALLS))
-    part = invoke_cli("conversation", "show", "audit", "--first", "10").stdout
+    part = invoke_cli("context", "show", "--messages", "audit", "--first", "10").stdout
     assert f"up to #124; continue with --first {10 + DEFAULT_ENTRY_LIMIT}" in part
-    newest = run_json("conversation", "show", "audit", "--limit", "3")["entries"]
+    newest = run_json("context", "show", "--messages", "audit", "--limit", "3")["entries"]
     assert [entry["seq"] for entry in newest] == [122, 123, 124]
 
 
@@ -106,9 +106,9 @@ def test_commands_use_the_branch_that_was_used_last(home: CliHome):
             await store.append(TIDES_ID, Draft(body=Message.user("And on the other branch?")), branch=1)
 
     asyncio.run(append())
-    assert run_json("conversation", "show")["branch"] == 1
+    assert run_json("context", "show", "--messages")["branch"] == 1
     assert run_json("context", "show")["manifest"]["branch"] == 1
-    assert run_json("conversation", "show", "--branch", "0")["branch"] == 0
+    assert run_json("context", "show", "--messages", "--branch", "0")["branch"] == 0
 
 
 def test_titles_in_the_list_have_room_on_a_terminal_of_80_columns(home: CliHome, monkeypatch: pytest.MonkeyPatch):

@@ -1,16 +1,11 @@
-"""`quire stats`: usage of all conversations from the roll-up, or the statistics of one conversation from its log."""
+"""Usage: of all conversations from the roll-up (`quire scan --usage`), of one from its log (`context show --usage`)."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Any, Literal
 
 from quire.cli.common import (
-    BranchNumber,
-    Limit,
-    SetOptions,
-    complete_conversation_ids,
+    CommandTarget,
     find_branch,
     open_store,
     resolve_conversation_id,
@@ -26,7 +21,6 @@ from quire.cli.output import (
     show_progress,
     to_one_line,
 )
-from quire.cli.search import parse_since
 from quire.errors import format_usd
 
 if TYPE_CHECKING:
@@ -43,6 +37,12 @@ if TYPE_CHECKING:
     from quire.store import SqlStore
     from quire.usage.rollup import RecountResult
 
+Dimension = Literal["day", "model", "project", "source", "slot", "tool"]
+
+OVERVIEW_ROWS = 5
+"""Rows of each dimension in the overview."""
+MAX_ROWS = 50
+"""Rows of one dimension."""
 BAR_COLUMNS = 20
 """Width of a bar."""
 OVERVIEW_DAYS = 14
@@ -61,59 +61,18 @@ ENTRY_BATCH_SIZE = 2_000
 """Entries of a conversation that one read returns."""
 
 
-async def command(
-    conversation: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="CONVERSATION",
-            help="A conversation ID or its first characters, a title, or an agent's session ID. Default: all.",
-            show_default=False,
-            autocompletion=complete_conversation_ids,
-        ),
-    ] = None,
-    *,
-    branch: BranchNumber = None,
-    by: Annotated[
-        Literal["day", "model", "project", "source", "slot", "tool"] | None,
-        typer.Option(help="Print the rows of one dimension instead of the overview.", show_default=False),
-    ] = None,
-    since: Annotated[
-        int | None,
-        typer.Option(
-            metavar="TIME",
-            parser=parse_since,
-            help="Only calls since this date, time or age (7d), in whole UTC days. Default: 30d.",
-            show_default=False,
-        ),
-    ] = None,
-    today: Annotated[bool, typer.Option("--today", help="Only calls of today, a UTC day.")] = False,
-    limit: Limit = 5,
-    recount: Annotated[
-        bool, typer.Option("--recount", help="Compare the roll-up with the whole log first, and correct it.")
-    ] = False,
-    overrides: SetOptions = None,
+async def report_usage(
+    overrides: Sequence[str] | None, *, by: "Dimension | None", since: int | None, recount: bool
 ) -> Result:
-    """Print usage of all conversations: tokens, cost, cache share, compactions, recall, and what is used most.
+    """Usage of all conversations: tokens, cost, cache share, compactions, recall, and what is used most.
 
-    Entries that are not counted yet are counted first. With a conversation, print its own statistics: messages, tokens,
-    compactions, usage and cost of its replies.
+    Entries that are not counted yet are counted first.
     """
-    from quire.model.ids import now
     from quire.schemas.stats import RecountedStatsSchema, RecountSchema, StatsSchema
     from quire.usage.insights import read_insights
     from quire.usage.report import USAGE_GROUPINGS
 
-    if today:
-        if since is not None:
-            raise typer.BadParameter("--today and --since exclude each other.")
-        since = now()
-    if conversation is not None and (by is not None or since is not None or recount):
-        raise typer.BadParameter("--by, --since, --today and --recount are for all conversations, not for one.")
     async with open_store(overrides) as store:
-        if conversation is not None:
-            conversation_id = await resolve_conversation_id(store, conversation)
-            counted = await _count_conversation(store, await find_branch(store, conversation_id, branch))
-            return Result(counted, lambda _: _draw_conversation(counted))
         with show_progress("Counting messages") as progress:
             done = 0
             while count := await store.usage.count():
@@ -121,7 +80,10 @@ async def command(
                 progress.update(done)
         corrections = await store.usage.recount() if recount else None
         insights = await read_insights(
-            store.usage, since=since, groupings=USAGE_GROUPINGS if by is None else (by,), limit=limit
+            store.usage,
+            since=since,
+            groupings=USAGE_GROUPINGS if by is None else (by,),
+            limit=OVERVIEW_ROWS if by is None else MAX_ROWS,
         )
         ids = sorted({turn.conversation for turn in insights.report.turns})
         records = await store.fill_titles(*[await store.get_conversation(each) for each in ids])
@@ -148,7 +110,7 @@ def _describe_period(stats: "StatsSchema") -> str:
     """The days that all figures cover, and how to see those before them."""
     if stats.first_day is None or stats.first_day >= stats.since:
         return f"Usage since {stats.since}"
-    return f"Usage since {stats.since}; for all, since {stats.first_day}: quire stats --since {stats.first_day}"
+    return f"Usage since {stats.since}; for all, since {stats.first_day}: quire scan --usage --since {stats.first_day}"
 
 
 def _describe_corrections(corrections: "RecountResult") -> str:
@@ -157,6 +119,14 @@ def _describe_corrections(corrections: "RecountResult") -> str:
     if not wrong and not totals:
         return f"The roll-up equals the log of {checked}."
     return f"Of {checked}, {wrong:,} differed from the log, and {pluralize(totals, 'total')}; all were corrected."
+
+
+async def show_usage(target: CommandTarget) -> Result:
+    """Statistics of one conversation from its log: messages, tokens, compactions, usage and cost of its replies."""
+    async with open_store(target.overrides) as store:
+        conversation_id = await resolve_conversation_id(store, target.conversation)
+        counted = await _count_conversation(store, await find_branch(store, conversation_id, target.branch))
+    return Result(counted, lambda _: _draw_conversation(counted))
 
 
 async def _count_conversation(store: "SqlStore", branch: "Branch") -> "ConversationStatsSchema":
