@@ -110,7 +110,7 @@ def print_note(text: str) -> None:
 
 def sanitize(text: str) -> str:
     """Replaces every control character by U+FFFD."""
-    return CONTROL_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
+    return CONTROL_CHARACTERS.sub("\ufffd", text.replace("\r\n", "\n"))
 
 
 def to_one_line(text: str, limit: int = 200) -> str:
