@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.log.secret_masker import SecretMasker
 from quire.log.tenant_masker import mask_sent_body
 from quire.model.secret_patterns import MAX_SECRET_CHARS, compile_secret_pattern
 from quire.settings.schema import TenantMasking
-from quire.view.secret_masker import SecretMasker
 from secret_samples import SecretGenerator, list_samples
 
 MASKER = SecretMasker(TenantMasking(patterns={"badge": r"ACME-[0-9A-F]{16}", "case": r"case\.\d{2}[a-z]{4,8}"}))

@@ -12,11 +12,11 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from quire.log.imports import ImportItem, Position
+from quire.log.secret_masker import SecretMasker
 from quire.log.types import MAIN_BRANCH, ConversationRecord
 from quire.model import Entry, EntryMetadata, Message, TextPart
 from quire.model.json_values import get_object, get_text
 from quire.store import SqlStore
-from quire.view.secret_masker import SecretMasker
 from quire.wire.agent_boilerplate import remove_boilerplate
 from quire.wire.client_messages import normalize_message
 

@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 
 from quire.db.store_part import MASKER_KEY
 from quire.log.body_deltas import find_change
+from quire.log.secret_masker import SecretMasker
 from quire.model.secrets import MAX_SPLIT_CHARS, SecretMatch, merge_matches, replace_secrets
-from quire.view.secret_masker import SecretMasker
 
 
 def get_masker(connection: Connection) -> SecretMasker | None:

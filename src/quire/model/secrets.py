@@ -2,7 +2,7 @@
 
 Transcripts of agents hold credentials. What leaves Quire for another model or person is masked: MCP answers,
 hand-overs, recalled messages of hooks and shared exports. What is stored is masked only for tenants that say so
-(`quire.view.secret_masker`); a purge erases a secret that is stored.
+(`quire.log.secret_masker`); a purge erases a secret that is stored.
 
 A format is found in two steps, so that text without secrets costs little: a quick search for literal text, then the
 pattern at that position. Every pattern also matches inside JSON strings, where a line break before a secret is the two

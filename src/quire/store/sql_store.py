@@ -54,6 +54,7 @@ from quire.log import blobs, conversations, history_match, ledger, reads
 from quire.log.conversations import with_branch
 from quire.log.imports import Imports
 from quire.log.request_bodies import get_bodies, get_body, has_purged_content, list_body_rows
+from quire.log.secret_masker import SecretMasker, build_maskers
 from quire.log.titles import fill_titles
 from quire.log.transcripts import Transcripts
 from quire.log.types import (
@@ -83,7 +84,6 @@ from quire.turns.events import TurnEvents
 from quire.turns.leases import TurnLeases
 from quire.usage.contribution import NANOS_PER_DOLLAR
 from quire.usage.report import UsageRollup
-from quire.view.secret_masker import SecretMasker, build_maskers
 
 
 def _erase(function: StoreFunction[P, T]) -> Method[P, T]:
