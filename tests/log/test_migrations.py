@@ -34,6 +34,12 @@ SAME_TYPES = {
     "postgresql": {"BYTEA": "BLOB", "VECTOR": "BLOB", 'TEXT COLLATE "C"': "TEXT", "DOUBLE PRECISION": "DOUBLE"},
 }
 
+UNIQUE_KEYS_WITHOUT_TENANT = r"""
+    SELECT indexrelid::regclass::text FROM pg_index
+    JOIN pg_attribute AS tenant ON tenant.attrelid = indrelid AND tenant.attname = 'tenant'
+    WHERE indisunique AND indrelid::regclass::text LIKE 'quire\_%%' AND NOT tenant.attnum = ANY (indkey)
+"""
+
 SchemaColumns = dict[str, dict[str, tuple[str, bool, bool]]]
 """By table and column: the type, whether it is nullable, whether it is in the primary key."""
 
@@ -112,6 +118,15 @@ def test_tables_that_grow_have_partitions(empty_url: str) -> None:
         "usage_contributions", "usage_turns",
     )  # fmt: skip
     assert partitions == {f"quire_{table}_{n:02}" for table in partitioned for n in range(16)}
+
+
+@pytest.mark.every_postgres
+def test_every_unique_key_of_a_tenants_rows_has_the_tenant(empty_url: str) -> None:
+    """So that the tables can be distributed by tenant, except API keys: see tests/server/test_citus.py."""
+    migrate.upgrade(empty_url)
+    with migrate.connect(empty_url) as connection:
+        found = connection.exec_driver_sql(UNIQUE_KEYS_WITHOUT_TENANT).scalars().all()
+    assert found == ["quire_api_keys_by_id"]
 
 
 def test_a_second_upgrade_changes_nothing(empty_url: str) -> None:
