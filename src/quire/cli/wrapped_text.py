@@ -7,13 +7,12 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.containers import Lines
 
 _WORD = re.compile(r"\S+")
 
 
 class WrappedText(Text):
-    def wrap(self, console: "Console", width: int, **options: Any) -> "Lines":
+    def wrap(self, console: "Console", width: int, **options: Any) -> Any:
         breaks: list[int] = []
         for word in _WORD.finditer(self.plain) if not options["no_wrap"] else ():
             start = word.start()
