@@ -203,9 +203,8 @@ def profile_requests() -> Iterator[None]:
     profile.dump_stats(path)
 
 
-async def serve_gateway(upstream: str, url: str, window: str, cells: str = "{}") -> None:
-    """Serves the gateway as in a deployment: it enqueues background jobs, and a worker would run them. `cells` is the
-    setting as JSON."""
+async def serve_gateway(upstream: str, url: str, window: str) -> None:
+    """Serves the gateway as in a deployment: it enqueues background jobs, and a worker would run them."""
     from quire.server.app import create_app
     from quire.server.lifecycle import THREAD_SWITCH_SECONDS
     from quire.server.process_memory import return_freed_memory, shorten_collections
@@ -214,7 +213,7 @@ async def serve_gateway(upstream: str, url: str, window: str, cells: str = "{}")
     from quire.settings.schema import Upstream
 
     settings = Settings(
-        model="gpt-4o", base_url=upstream, context_limit=int(window), requests_per_minute=None, cells=json.loads(cells),
+        model="gpt-4o", base_url=upstream, context_limit=int(window), requests_per_minute=None,
         context_background_threshold=None,
         upstreams={
             "gpt-4o": Upstream(base_url=upstream, speaks=("chat", "messages", "responses", "gemini"), overflow="fit"),

@@ -1,6 +1,5 @@
 """The costs of `scale_model`, measured in one run, and its predictions against measured points: 10,000, 100,000 and
-1,000,000 messages, gateway requests of other sizes, and a gateway with three cells. Prints the table that its costs
-give.
+1,000,000 messages, and gateway requests of other sizes. Prints the table that its costs give.
 
 A small database and two sizes of requests give the costs. The first point is written by Quire, the others are copies of
 its rows (`tenant_copies`), to each of which Quire then adds and indexes the same number of messages.
@@ -9,25 +8,21 @@ its rows (`tenant_copies`), to each of which Quire then adds and indexes the sam
 import argparse
 import asyncio
 import gc
-import json
 import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
 
 import psycopg
 
 from gateway import ClientGroup
 from gateway_clients import Client, send_agent_history
 from gateway_processes import ServerProcess, start_servers
-from infra.cells import Cells, make_cells
 from infra.postgres import Cluster
 from large_tenant import load_block, measure_bytes
 from quire.db import migrate
 from quire.jobs import queue_schema
-from quire.settings.schema import HOME_CELL
 from quire.store import DEFAULT_TENANT, SqlStore
 from scale_model import (
     Costs,
@@ -43,13 +38,11 @@ CALIBRATION_CONVERSATIONS, ADDED_CONVERSATIONS = 8 * SEGMENTS_PER_BLOCK, SEGMENT
 WARM_UP_CONVERSATIONS, POINT_CONVERSATIONS = 16, 3 * SEGMENTS_PER_BLOCK
 POINT_COPIES = (0, 10, 106)
 """Copies of the 9,600 messages of the first point."""
-CALIBRATION_MESSAGES, POINT_MESSAGES, CELL_MESSAGES = (8, 600), (120, 400), 120
+CALIBRATION_MESSAGES, POINT_MESSAGES = (8, 600), (120, 400)
 """Messages of the lists that give the costs of a request, and of those that are predicted. The lists grow with each
 turn, and stay below the context window, above which requests are fitted."""
 TURN_SECONDS, ROUNDS, WARM_UP_TURNS = 8.0, 4, 30
 STREAMS = 300
-CELL_TENANTS = (DEFAULT_TENANT, "harbour", "tides")
-"""Each lives in another cell."""
 WINDOW_TOKENS = 1_000_000
 MAX_ERROR = 1.3
 """Goal: measured and predicted, the larger divided by the smaller."""
@@ -83,13 +76,6 @@ def read_number(url: str, query: str, *values: object) -> float:
     return float((row or (0,))[0] or 0)
 
 
-class RequestPoints(NamedTuple):
-    """Kilobytes and CPU milliseconds of requests: by the messages of their list, and with three cells."""
-
-    by_messages: dict[int, tuple[float, float]]
-    with_cells: tuple[float, float]
-
-
 class MeasuredClient(Client):
     """Records the sizes of its requests."""
 
@@ -120,24 +106,18 @@ class MeasuredGroup:
         return sum(self.sent) / len(self.sent) / 1_000
 
 
-async def measure_requests(cluster: Cluster, admin: str, url: str, cells: Cells) -> tuple[RequestPoints, Costs]:
-    """CPU time of requests, one kind after the other and all of them again; and the costs that a request has."""
+async def measure_requests(cluster: Cluster, admin: str, url: str) -> tuple[dict[int, tuple[float, float]], Costs]:
+    """Kilobytes and CPU milliseconds of requests by the messages of their list, and the costs that a request has."""
     async with SqlStore.open(url) as store:
         await store.create_conversation("streamed")
         _, key = await store.keys.create("bench", ("read", "write", "chat"))
-    async with SqlStore.open(cells.home, cells=cells.others) as store:
-        made = [await store.for_tenant(each).keys.create("k", ("read", "write", "chat")) for each in CELL_TENANTS]
     with ExitStack() as running:
         [upstream] = running.enter_context(start_servers(("upstream",)))
         command = ("gateway", f"http://127.0.0.1:{upstream.port}/v1", url, str(WINDOW_TOKENS))
-        in_cells = json.dumps({name: cell.model_dump() for name, cell in cells.others.items()})
-        [gateway, cell_gateway] = running.enter_context(
-            start_servers(command, (*command[:2], cells.home, command[3], in_cells))
-        )
+        [gateway] = running.enter_context(start_servers(command))
         sizes = sorted((*CALIBRATION_MESSAGES, *POINT_MESSAGES))
         by_size = {size: MeasuredGroup(gateway, key, messages=size) for size in sizes}
-        by_tenant = [MeasuredGroup(cell_gateway, text, messages=CELL_MESSAGES) for _, text in made]
-        for each in (*by_size.values(), *by_tenant):
+        for each in by_size.values():
             await each.group.warm_up(WARM_UP_TURNS)
         database = 0.0
         for _ in range(ROUNDS):
@@ -146,14 +126,8 @@ async def measure_requests(cluster: Cluster, admin: str, url: str, cells: Cells)
                 await each.group.run_turns(TURN_SECONDS / ROUNDS)
                 if size == sizes[0]:
                     database += read_cluster_cpu(cluster) - cpu
-            for each in by_tenant:
-                await each.group.run_turns(TURN_SECONDS / ROUNDS / len(by_tenant))
         requests = len(by_size[sizes[0]].group.times)
-        cell_cpu = sum(each.group.cpu_seconds for each in by_tenant) / sum(len(each.group.times) for each in by_tenant)
-        points = RequestPoints(
-            {size: (each.kilobytes, each.group.cpu_per_turn) for size, each in by_size.items()},
-            (by_tenant[0].kilobytes, cell_cpu * 1_000),
-        )
+        points = {size: (each.kilobytes, each.group.cpu_per_turn) for size, each in by_size.items()}
         gc.collect()
         before = read_rss(gateway)
         writers: list[asyncio.StreamWriter] = []
@@ -170,7 +144,7 @@ async def measure_requests(cluster: Cluster, admin: str, url: str, cells: Cells)
             writer.transport.abort()
         # The server waits for open streams when it ends.
         await asyncio.sleep(1)
-        (small_kb, small_ms), (large_kb, large_ms) = (points.by_messages[each] for each in CALIBRATION_MESSAGES)
+        (small_kb, small_ms), (large_kb, large_ms) = (points[each] for each in CALIBRATION_MESSAGES)
         body_cpu_ms = (large_ms - small_ms) / (large_kb - small_kb)
     manifests = read_number(admin, MANIFEST_BYTES, "^quire_manifests")
     rows = read_number(admin, "SELECT count(*) FROM quire_manifests")
@@ -202,13 +176,8 @@ def run(report: Report, *, quick: bool) -> None:
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster.start(18, settings=settings))
         cluster.create_role("quire_app")
-        create_database(cluster, "cell")
-        cells = stack.enter_context(make_cells(cluster, "b", "c", template="cell", role="quire_app"))
-        for tenant, cell in zip(CELL_TENANTS, cells.urls, strict=True):
-            if cell != HOME_CELL:
-                cells.place(tenant, cell)
         admin, url = create_database(cluster, "requests")
-        points, costs = asyncio.run(measure_requests(cluster, admin, url, cells))
+        points, costs = asyncio.run(measure_requests(cluster, admin, url))
         admin, url = create_database(cluster, "calibration")
         empty = measure_bytes(admin)
         # The first ones load the embedder and fill caches.
@@ -230,11 +199,8 @@ def run(report: Report, *, quick: bool) -> None:
             report.require_at_most(f"{what.replace(' ', '_').replace(',', '')}_error", error, MAX_ERROR)
 
         for size in POINT_MESSAGES:
-            kilobytes, measured = points.by_messages[size]
+            kilobytes, measured = points[size]
             compare(f"CPU ms of a request of {kilobytes:.0f} kB", predict_turn_cpu_ms(costs, kilobytes), measured)
-        kilobytes, measured = points.with_cells
-        predicted = predict_turn_cpu_ms(costs, kilobytes)
-        compare(f"CPU ms of a request of {kilobytes:.0f} kB, three cells", predicted, measured)
         create_database(cluster, "point")
         asyncio.run(load_block(cluster.url("point", user="quire_app"), POINT_CONVERSATIONS))
         for copies in POINT_COPIES[:1] if quick else POINT_COPIES:

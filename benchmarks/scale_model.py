@@ -64,7 +64,7 @@ HOT_DAYS = 90
 COLD_SHARE = 0.25
 """Compressed size of a message with its text and record, relative to that in the database without its index."""
 DATABASE_COPIES = 3
-SERVER_CORES, CELL_CORES, CELL_TERABYTES = 8, 16, 4.0
+SERVER_CORES, SHARD_CORES, SHARD_TERABYTES = 8, 16, 4.0
 """Of one server node, and of one PostgreSQL."""
 SERVER_GIGABYTES = 32.0
 CORE_DOLLARS, DISK_DOLLARS, OBJECT_DOLLARS = 30.0, 0.10, 0.023
@@ -86,7 +86,7 @@ class Needs(NamedTuple):
     database_cores: float
     streams: float
     nodes: int
-    cells: int
+    shards: int
     hot_terabytes: float
     """In one copy of the database, once `HOT_DAYS` have passed."""
     cold_terabytes_a_year: float
@@ -127,13 +127,13 @@ def predict_needs(costs: Costs, users: int, traffic: Iterable[Traffic] = TRAFFIC
     cold = log_bytes * COLD_SHARE * 365 / 1e12
     memory_nodes = streams * costs.stream_bytes / (SERVER_GIGABYTES * 1e9 * MAX_LOAD)
     nodes = max(2, math.ceil(max((server_cores + worker_cores) / SERVER_CORES, memory_nodes)))
-    cells = max(1, math.ceil(max(hot / CELL_TERABYTES, database_cores / CELL_CORES)))
+    shards = max(1, math.ceil(max(hot / SHARD_TERABYTES, database_cores / SHARD_CORES)))
     # A small database has a smaller machine.
-    database_machine = min(CELL_CORES, max(2, math.ceil(database_cores)))
+    database_machine = min(SHARD_CORES, max(2, math.ceil(database_cores)))
     cores = nodes * SERVER_CORES if users > 10_000 else nodes * 2
-    cores += cells * DATABASE_COPIES * database_machine
+    cores += shards * DATABASE_COPIES * database_machine
     dollars = cores * CORE_DOLLARS + hot * 1_000 * DATABASE_COPIES * DISK_DOLLARS + cold * 1_000 * OBJECT_DOLLARS
-    return Needs(users, peak, server_cores, worker_cores, database_cores, streams, nodes, cells, hot, cold, dollars)
+    return Needs(users, peak, server_cores, worker_cores, database_cores, streams, nodes, shards, hot, cold, dollars)
 
 
 def _round(value: float) -> str:
@@ -150,13 +150,13 @@ def render_table(costs: Costs) -> str:
     rows = [
         f"| {needs.users:,} | {_round(needs.requests_per_second)} | {_round(needs.server_cores)} "
         f"| {_round(needs.worker_cores)} | {_round(needs.database_cores)} | {_round(needs.streams)} | {needs.nodes:,} "
-        f"| {needs.cells:,} | {_round(needs.hot_terabytes)} | {_round(needs.cold_terabytes_a_year)} "
+        f"| {needs.shards:,} | {_round(needs.hot_terabytes)} | {_round(needs.cold_terabytes_a_year)} "
         f"| {_round(needs.dollars_a_month)} |"
         for needs in (predict_needs(costs, users) for users in USER_COUNTS)
     ]
     head = (
         "| users | requests a second, busiest | server cores | worker cores | PostgreSQL cores | open streams "
-        "| server nodes | cells | TB in PostgreSQL | TB a year in object storage | $ a month |"
+        "| server nodes | shards | TB in PostgreSQL | TB a year in object storage | $ a month |"
     )
     return "\n".join((head, "|" + "---|" * 11, *rows))
 

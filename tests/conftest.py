@@ -1,7 +1,7 @@
 """Fixtures of all tests: a new, migrated database for each test, and a local model.
 
-A test runs on SQLite unless a marker says otherwise: `every_database` adds PostgreSQL 18, `every_store` several cells
-too, and `every_postgres` leaves SQLite out. At full size all run on PostgreSQL 15 too, the first two behind PgBouncer.
+A test runs on SQLite unless a marker says otherwise: `every_database` adds PostgreSQL 18, and
+`every_postgres` leaves SQLite out. At full size all run on PostgreSQL 15 too, the first one behind PgBouncer.
 
 The PostgreSQL clusters belong to the process that runs the session. Under xdist that is the controller, which starts
 them before the workers; otherwise each is started on first use. The local model is always started on first use. No test
@@ -13,11 +13,10 @@ import shutil
 import signal
 import sqlite3
 import uuid
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -31,8 +30,6 @@ from network_guard import block_external_network
 from shared_local_model import SharedLocalModel, fetch_address
 
 if TYPE_CHECKING:
-    from infra.cells import Cells
-    from quire.settings.schema import Cell
     from quire.store import SqlStore
 
 TEMPLATE = "quire_template"
@@ -42,15 +39,9 @@ _POSTGRES_BACKENDS = ("postgres18", pytest.param("postgres15", marks=pytest.mark
 _EVERY_DATABASE = ("sqlite", *_POSTGRES_BACKENDS, pytest.param("pgbouncer", marks=pytest.mark.nightly))
 BACKENDS_BY_MARKER = {
     "every_database": _EVERY_DATABASE,
-    "every_store": (*_EVERY_DATABASE, "cells"),
     "every_postgres": _POSTGRES_BACKENDS,
 }
-OTHER_CELL_TENANT = "elsewhere"
-"""With the backend `cells`, this tenant lives in another cell than all others."""
-POSTGRES_VERSIONS: dict[str, Version] = {f"postgres{version}": version for version in VERSIONS} | {
-    "pgbouncer": 18,
-    "cells": 18,
-}
+POSTGRES_VERSIONS: dict[str, Version] = {f"postgres{version}": version for version in VERSIONS} | {"pgbouncer": 18}
 
 IN_CI = bool(os.environ.get("CI"))
 SQLITE_ONLY = bool(os.environ.get("QUIRE_TEST_SQLITE_ONLY"))
@@ -72,7 +63,6 @@ class Database(NamedTuple):
 
     url: str
     admin_url: str
-    cells: "Mapping[str, Cell]" = MappingProxyType({})
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -186,11 +176,6 @@ def database(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> It
         yield Database(url=f"sqlite:///{path}", admin_url=f"sqlite:///{path}")
         return
     server = get_postgres_server(request.config, POSTGRES_VERSIONS[backend])
-    if backend == "cells":
-        made: Cells = request.getfixturevalue("cells")
-        made.place(OTHER_CELL_TENANT, "b")
-        yield Database(url=made.home, admin_url=made.owner_urls["home"], cells=made.others)
-        return
     name = f"test_{uuid.uuid4().hex}"
     server.create_database(name, template=TEMPLATE)
     endpoint = get_pooler(request.config, server) if backend == "pgbouncer" else server
@@ -211,21 +196,11 @@ def admin_url(database: Database) -> str:
 
 
 @pytest.fixture
-async def store(database_url: str, database: Database) -> "AsyncIterator[SqlStore]":
+async def store(database_url: str) -> "AsyncIterator[SqlStore]":
     from quire.store import SqlStore
 
-    async with SqlStore.open(database_url, cells=database.cells) as store:
+    async with SqlStore.open(database_url) as store:
         yield store
-
-
-@pytest.fixture
-def cells(backend: str, request: pytest.FixtureRequest) -> "Iterator[Cells]":
-    """Three new databases of one server as cells: `home`, `b` and `c`."""
-    from infra.cells import make_cells
-
-    server = get_postgres_server(request.config, POSTGRES_VERSIONS[backend])
-    with make_cells(server, "b", "c", template=TEMPLATE, role=APPLICATION_ROLE) as made:
-        yield made
 
 
 @pytest.fixture(scope="session")

@@ -33,4 +33,4 @@ def test_only_what_grows_with_users_costs_more():
         scale_model.predict_needs(costs, 10**6, (chat, agents._replace(share=share))) for share in (0.05, 0.1)
     ]
     assert many.requests_per_second > 1.5 * few.requests_per_second
-    assert many.cells >= few.cells
+    assert many.shards >= few.shards

@@ -56,8 +56,6 @@ QuireError
 │   │   ├── StoreFull
 │   │   └── StoreRolledBack
 │   ├── StoreBusy
-│   │   └── TenantMoving
-│   ├── StaleCell
 │   ├── ObjectStorageUnavailable
 │   └── SchemaOutdated
 ├── ModelError
@@ -418,14 +416,6 @@ class StoreRolledBack(StoreUnavailable):
 
 class StoreBusy(StoreError):
     """A lock or a connection of the database did not become free in time; retry."""
-
-
-class TenantMoving(StoreBusy):
-    """The tenant is being moved to another cell, and accepts no writes for a few seconds; retry."""
-
-
-class StaleCell(StoreError):
-    """The tenant does not live in this cell, or has moved since; look up its cell again."""
 
 
 class ObjectStorageUnavailable(StoreError):

@@ -149,28 +149,6 @@ class Cluster(PostgresServer):
             raise PostgresError("The server is stopped.")
         return self._process.pid
 
-    @classmethod
-    def start_replica(cls, primary: "Cluster", *, settings: Mapping[str, str] | None = None) -> Self:
-        """Start a streaming replica of a server; both have the same version."""
-        replica = cls(
-            primary.version,
-            home=_create_home(),
-            binaries=primary._binaries,
-            settings={**primary._settings, "hot_standby_feedback": "on", **(settings or {})},
-        )
-        source = f"host=127.0.0.1 port={primary.port} user={_SUPERUSER}"
-        command = [
-            *(*build_server_user_prefix(), str(primary._binaries / "pg_basebackup"), "--dbname", source),
-            *("--pgdata", str(replica.data_folder), "--write-recovery-conf", "--checkpoint", "fast", "--no-sync"),
-        ]
-        try:
-            subprocess.run(command, check=True, cwd=replica._home, env=make_clean_environment(), capture_output=True)
-            replica._start_process()
-        except BaseException:
-            replica.stop()
-            raise
-        return replica
-
     def stop(self) -> None:
         """Stop the server and remove its data; idempotent."""
         if self._cleanup_process.returncode is None:

@@ -1,4 +1,4 @@
-"""Sweep and jobs move large blobs and unused conversations and thin old manifests, in every cell."""
+"""Sweep and jobs move large blobs and unused conversations and thin old manifests."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,17 +13,16 @@ from quire.jobs import Job
 from quire.model import FilePart, Message
 from quire.store import SqlStore
 
-pytestmark = pytest.mark.every_store
+pytestmark = pytest.mark.every_database
 
 TENANTS = ("default", "elsewhere")
-"""With several cells, `elsewhere` lives in another one."""
 DAYS = 30
 
 
 @pytest.fixture
 async def store(database: Any, tmp_path: Path) -> AsyncIterator[SqlStore]:
     objects = f"file://{tmp_path}/objects"
-    async with SqlStore.open(database.url, cells=database.cells, object_storage=objects) as opened:
+    async with SqlStore.open(database.url, object_storage=objects) as opened:
         yield opened
 
 
@@ -80,7 +79,7 @@ async def test_a_restored_conversation_moves_again_after_the_same_time(harness: 
 
 
 async def test_manifests_are_thinned_after_the_time_that_is_set(database: Any):
-    async with SqlStore.open(database.url, cells=database.cells) as store:
+    async with SqlStore.open(database.url) as store:
         harness = JobHarness(store, thin_manifests_after_days=DAYS)
         for tenant in TENANTS:
             conversation = await harness.engine(tenant).conversation("c")
@@ -96,7 +95,7 @@ async def test_manifests_are_thinned_after_the_time_that_is_set(database: Any):
 
 
 async def test_without_object_storage_there_is_no_work(database: Any):
-    async with SqlStore.open(database.url, cells=database.cells) as store:
+    async with SqlStore.open(database.url) as store:
         harness = JobHarness(store)
         await store.create_conversation("c")
         assert await sweep_and_run(harness, days=400) == set()

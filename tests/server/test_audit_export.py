@@ -11,13 +11,9 @@ import httpx2
 import pytest
 from google.protobuf.json_format import Parse
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from sign_in_helpers import make_sign_in
 
-from infra.cells import Cells
-from quire.errors import InvalidConfiguration
 from quire.server import audit_export
-from quire.server.audit_export import AuditExporter, make_audit_exporter
-from quire.settings.schema import Cell, SignIn
+from quire.server.audit_export import AuditExporter
 from quire.store import SqlStore
 
 TENANTS = ("elsewhere", "harbour")
@@ -95,10 +91,10 @@ async def append(store: SqlStore, tenant: str, count: int) -> None:
 
 
 async def list_waiting(store: SqlStore) -> list[str]:
-    return [tenant for part in store.all_tenants.list_parts() for tenant in await part.list_unexported_audits()]
+    return await store.all_tenants.list_unexported_audits()
 
 
-@pytest.mark.every_store
+@pytest.mark.every_database
 async def test_each_entry_is_sent_once_by_several_nodes_that_restart_while_the_receiver_fails(
     store: SqlStore, receiver: LogReceiver, monkeypatch: pytest.MonkeyPatch
 ):
@@ -135,7 +131,7 @@ async def test_each_entry_is_sent_once_by_several_nodes_that_restart_while_the_r
         assert len(entries) == 60
 
 
-@pytest.mark.every_store
+@pytest.mark.every_database
 async def test_nothing_is_sent_twice_while_nodes_send_at_the_same_time(store: SqlStore, receiver: LogReceiver):
     await asyncio.gather(*(append(store, tenant, 40) for tenant in TENANTS))
     nodes = [AuditExporter(store, receiver.url, {}) for _ in range(4)]
@@ -186,66 +182,3 @@ async def test_a_node_takes_over_from_one_that_has_died(store: SqlStore, receive
     assert not await trail.record_export(claim="dead", seq=1)
     assert await exporter.send_new() == 0
     await exporter.close()
-
-
-@pytest.mark.every_postgres
-async def test_while_a_cell_is_lost_the_trails_of_the_others_are_sent(cells: Cells, receiver: LogReceiver):
-    cells.place("harbour", "b")
-    cells.place("tides", "c")
-    tenants = ("default", "harbour", "tides")
-    async with SqlStore.open(cells.home, cells=cells.others) as store:
-        for tenant in tenants:
-            await append(store, tenant, 2)
-    without_b = cells.others | {"b": Cell(database_url="postgresql://quire_app@127.0.0.1:9/lost")}
-    async with SqlStore.open(cells.home, cells=without_b) as store:
-        exporter = AuditExporter(store, receiver.url, {})
-        assert await exporter.send_new() == 4
-        await exporter.close()
-    async with SqlStore.open(cells.home, cells=cells.others) as store:
-        exporter = AuditExporter(store, receiver.url, {})
-        assert await exporter.send_new() == 2
-        await exporter.close()
-    assert [receiver.numbers(tenant) for tenant in tenants] == [[1, 2]] * 3
-
-
-async def test_a_record_says_who_did_what_and_whether_it_was_refused(store: SqlStore, receiver: LogReceiver):
-    audit = store.for_tenant("harbour").audit
-    await audit.append("sign_in", actor="01ann", target={"route": "GET /auth/callback"}, address="192.0.2.7")
-    refused = await audit.append("purge", actor="", target={"route": "DELETE /x", "id": "c"}, allowed=False)
-    sign_in = make_sign_in(
-        "https://quire.example.org", "https://login.example.org", audit_endpoint=receiver.url, audit_headers_env="OTLP"
-    )
-    exporter = make_audit_exporter(
-        store, SignIn.model_validate(sign_in), {"OTLP": "authorization=Bearer%20secret, x-tenant=quire"}
-    )
-    assert exporter is not None
-    assert await exporter.send_new() == 2
-    await exporter.close()
-    [headers] = receiver.requests
-    assert (headers["authorization"], headers["x-tenant"]) == ("Bearer secret", "quire")
-    first, second = receiver.records
-    assert (first.event_name, first.severity_text, first.body.string_value) == (
-        "quire.audit.sign_in", "INFO", "sign_in allowed",
-    )  # fmt: skip
-    assert (second.event_name, second.severity_text) == ("quire.audit.purge", "WARN")
-    assert first.time_unix_nano > 1_700_000_000_000_000_000
-    assert receiver.attributes()[0]["client.address"] == "192.0.2.7"
-    assert receiver.attributes()[1] == {
-        "quire.tenant": "harbour",
-        "quire.audit.seq": 2,
-        "quire.audit.action": "purge",
-        "quire.audit.allowed": False,
-        "quire.audit.target": '{"id": "c", "route": "DELETE /x"}',
-        "quire.audit.digest": refused.digest.hex(),
-    }
-
-
-def test_wrong_settings_are_named(store: SqlStore):
-    url = "https://quire.example.org"
-    values = make_sign_in(url, url, audit_endpoint="https://logs.example.org/v1/logs", audit_headers_env="OTLP")
-    for environ in ({}, {"OTLP": ""}, {"OTLP": "secret"}, {"OTLP": "=x"}):
-        with pytest.raises(InvalidConfiguration, match="OTLP"):
-            make_audit_exporter(store, SignIn.model_validate(values), environ)
-    with pytest.raises(ValueError, match="https://"):
-        SignIn.model_validate(values | {"audit_endpoint": "http://logs.example.org"})
-    assert make_audit_exporter(store, None, {}) is None

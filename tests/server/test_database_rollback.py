@@ -9,7 +9,7 @@ from gateway_fixtures import assistant_message, run_gateway, user_message
 from sqlalchemy import Connection, delete, insert, select
 
 from fake_upstream import respond_with_text, run_fake_upstream
-from quire.db.database import LossCallback, TransactionOptions, every_tenant
+from quire.db.database import LossCallback, TransactionOptions
 from quire.db.schema import api_keys, metadata
 from quire.errors import StoreUnavailable
 from quire.store import SqlStore
@@ -75,7 +75,7 @@ async def test_a_lost_connection_clears_the_cached_heads(store: SqlStore, monkey
         assert (await harness.ask(QUESTIONS[0], x_quire_conversation="c")).status_code == 200
         await store.base.database.write(restore, TransactionOptions(store.tenant))
         for callback in callbacks:
-            callback(every_tenant)
+            callback()
         assert (await harness.ask(*build_history(1), x_quire_conversation="c")).status_code == 200
         assert len(up.requests) == 2
         assert len(await harness.load_messages("c")) == 4

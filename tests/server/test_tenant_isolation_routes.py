@@ -16,7 +16,7 @@ from quire.model import Compaction, Span
 from quire.server.state import ServerState
 from quire.store import SqlStore
 
-pytestmark = pytest.mark.every_store
+pytestmark = pytest.mark.every_database
 
 BODIES_BY_SCHEMA: dict[str, dict[str, Any]] = {
     "UpdateConversationBody": {"title": "mine now", "tags": ["mine"]},

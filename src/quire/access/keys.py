@@ -16,14 +16,13 @@ from fnmatch import fnmatchcase
 from hashlib import sha256
 from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 
-from cachetools import LRUCache
 from sqlalchemy import Connection, bindparam, insert, select, text, tuple_, update
 
 from quire.db.database import TransactionOptions
 from quire.db.dialects import allow_key_lookup, sanitize_text
 from quire.db.schema import api_keys, rate_limits
-from quire.db.store_part import StorePart, TenantDatabase, read, write
-from quire.errors import AccessDenied, InsufficientScope, InvalidKey, InvalidRequest, KeyNotFound, StoreUnavailable
+from quire.db.store_part import StorePart, read, write
+from quire.errors import AccessDenied, InsufficientScope, InvalidKey, InvalidRequest, KeyNotFound
 from quire.log.row_digests import ROW_DIGEST, has_row_digest, with_row_digest
 from quire.model.ids import new_id, new_secret, now
 from quire.model.policy import MAX_MODEL_NAME_CHARS
@@ -269,23 +268,8 @@ def _to_key(row: Sequence[Any]) -> ApiKey:
     return ApiKey(key_id, tenant, name, frozenset(known_scopes), requests_per_minute, max_spend, patterns, *times)
 
 
-def find_key_tenant(connection: Connection, id: str) -> str | None:
-    """The tenant of the key with this id."""
-    allow_key_lookup(connection, id)
-    row = connection.execute(_BY_ID, {"id": id}).mappings().first()
-    return row["tenant"] if row is not None else None
-
-
-_MAX_KNOWN_TENANTS = 100_000
-"""Keys whose tenant is cached, where there are several cells. The tenant of a key never changes."""
-
-
 class Keys(StorePart):
     """API keys of the tenant."""
-
-    def __init__(self, base: TenantDatabase) -> None:
-        super().__init__(base)
-        self._tenants: LRUCache[str, str] = LRUCache(_MAX_KNOWN_TENANTS)
 
     create = write(create_key)
     list = read(list_keys)
@@ -296,35 +280,10 @@ class Keys(StorePart):
         id_and_secret = parse_key(presented)
         if id_and_secret is None:
             return None
-        database = self.base.database
-        tenant = await self._find_tenant(id_and_secret[0]) if database.cells else ""
-        if tenant is None:
-            return None
         # Without a tenant the transaction sees only the presented key (row-level security).
-        return await database.read(
-            lambda connection: find_valid_key(connection, *id_and_secret), TransactionOptions(tenant, inline=True)
+        return await self.base.database.read(
+            lambda connection: find_valid_key(connection, *id_and_secret), TransactionOptions("", inline=True)
         )
-
-    async def _find_tenant(self, id: str) -> str | None:
-        """The tenant of a key, from the cell that has it. The cell that a tenant has left may have a copy of its keys,
-        with the same tenant. Whether the key is valid then says the tenant's own cell."""
-        if id in self._tenants:
-            return self._tenants[id]
-        lost: StoreUnavailable | None = None
-        for cell in self.base.database.cells:
-            try:
-                tenant = await self.base.database.read(
-                    lambda connection: find_key_tenant(connection, id), TransactionOptions("", inline=True, cell=cell)
-                )
-            except StoreUnavailable as failure:
-                lost = failure
-                continue
-            if tenant is not None:
-                self._tenants[id] = tenant
-                return tenant
-        if lost is not None:
-            raise lost
-        return None
 
 
 class PermitGrant(NamedTuple):

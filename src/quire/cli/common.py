@@ -58,7 +58,7 @@ def complete_conversation_ids(incomplete: str) -> list[tuple[str, str]]:
         url, keys = resolve_database_url(settings), TenantKeys.from_settings(settings.encryption, os.environ)
         if url.startswith("sqlite:///") and not await asyncio.to_thread(Path(url.removeprefix("sqlite:///")).exists):
             return []  # Opening a missing database would create it.
-        async with SqlStore.open(url, cells=settings.cells, keys=keys) as store:
+        async with SqlStore.open(url, keys=keys) as store:
             recent = await store.fill_titles(*await store.list_conversations(limit=MAX_COMPLETIONS, main_only=True))
         return [(each.id, each.title) for each in recent if each.id.startswith(incomplete)]
 
@@ -248,8 +248,6 @@ async def open_store(
     async with SqlStore.open(
         resolve_database_url(settings),
         tenant=tenant if tenant is not None else settings.tenant,
-        replica_url=settings.replica_url,
-        cells=settings.cells,
         masking=settings.tenant_masking,
         keys=keys,
         object_storage=settings.object_storage_url,

@@ -163,7 +163,7 @@ async def verify(
     from quire.schemas.records import LocatedFaultSchema, VerifiedConversationsSchema
 
     async with open_store(overrides, tenant=tenant) as store:
-        own = store.lagging()
+        own = store
         if everything:
             ids = await list_conversation_ids(own)
         else:

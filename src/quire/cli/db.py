@@ -1,7 +1,7 @@
 """`quire db`: database schema migrations."""
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -9,9 +9,6 @@ from quire.cli.common import EXIT_FAILED, command, create_group
 from quire.cli.config import mask_password
 from quire.cli.engine_setup import load_cli_settings, resolve_database_url
 from quire.cli.output import Result
-
-if TYPE_CHECKING:
-    from quire.schemas.setup import UpgradedDatabaseSchema
 
 app = create_group("Manage the database that holds the log.")
 
@@ -36,31 +33,15 @@ def upgrade(
         bool, typer.Option("--check", help="Only print the version. The exit code is 1 if this Quire cannot use it.")
     ] = False,
 ) -> Result:
-    """Upgrade the schema to what this version of Quire needs, in all cells if the settings name some."""
+    """Upgrade the schema to what this version of Quire needs."""
     if check:
         return _check(url)
-    from quire.schemas.setup import UpgradedDatabasesSchema
-    from quire.settings.schema import list_cell_urls
-
-    if url is not None:
-        urls = [url]
-    else:
-        settings = load_cli_settings().settings
-        urls = list(list_cell_urls(resolve_database_url(settings), settings.cells).values())
-    upgraded = [_upgrade(each, role) for each in urls]
-    if len(upgraded) == 1:
-        return Result(*upgraded[0])
-    documents = UpgradedDatabasesSchema(databases=[document for document, _ in upgraded])
-    lines = [f"{each.database}\n{text}" for each, (_, text) in zip(documents.databases, upgraded, strict=True)]
-    return Result(documents, "\n".join(lines))
-
-
-def _upgrade(database_url: str, role: str | None) -> "tuple[UpgradedDatabaseSchema, str]":
     from quire.db import migrate
     from quire.db.database_url import is_postgres
     from quire.jobs import queue_schema
     from quire.schemas.setup import UpgradedDatabaseSchema
 
+    database_url = url or resolve_database_url(load_cli_settings().settings)
     previous, queue = migrate.upgrade(database_url), None
     lines = [
         f"The schema is at {previous} already."
@@ -82,7 +63,7 @@ def _upgrade(database_url: str, role: str | None) -> "tuple[UpgradedDatabaseSche
         queue=queue,
         role=role,
     )
-    return document, "\n".join(lines)
+    return Result(document, "\n".join(lines))
 
 
 def _check(url: str | None) -> Result:

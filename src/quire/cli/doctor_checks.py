@@ -244,7 +244,7 @@ async def _check_contents(setup: DoctorSetup) -> list[FindingSchema]:
     from quire.store import SqlStore
 
     keys = TenantKeys.from_settings(setup.settings.encryption, setup.environ)
-    async with SqlStore.open(setup.database_url, cells=setup.settings.cells, keys=keys) as store:
+    async with SqlStore.open(setup.database_url, keys=keys) as store:
         index = (
             report_note(
                 "search index",

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from quire.llm.embeddings import Embedder
     from quire.model.agents import Agent
     from quire.settings import Settings
-    from quire.settings.schema import Cell
 
 DATABASE_WAIT_SECONDS = 60.0
 """Maximum wait for a PostgreSQL that is not there yet, or does not accept writes yet."""
@@ -144,11 +143,10 @@ async def build_embedder(settings: "Settings") -> "Embedder | None":
 async def wait_for_database(
     url: str,
     *,
-    cells: "Mapping[str, Cell] | None" = None,
     report: Callable[[StoreUnavailable, float], None],
     max_seconds: float = DATABASE_WAIT_SECONDS,
 ) -> None:
-    """Returns once the database, or one of its cells, accepts writes, so that servers and workers may start before it.
+    """Returns once the database accepts writes, so that servers and workers may start before it.
 
     Calls `report` with the error and the pause before each retry. Raises the last error after `max_seconds`, and all
     others at once, such as an outdated schema.
@@ -160,7 +158,7 @@ async def wait_for_database(
     deadline, pause = loop.time() + (max_seconds if is_postgres(url) else 0.0), 0.25
     while True:
         try:
-            async with SqlStore.open(url, cells=cells) as store:
+            async with SqlStore.open(url) as store:
                 return await store.check()
         except StoreUnavailable as error:
             if loop.time() + pause > deadline:

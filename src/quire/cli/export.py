@@ -55,7 +55,6 @@ async def command(
     if output is not None and output.exists() and not force:
         raise InvalidRequest(f"{output} already exists; choose another name, or overwrite it with --force.")
     async with open_store(overrides) as store:
-        store = store.lagging()
         conversation_id = await resolve_conversation_id(store, conversation)
         if output is not None:
             document = await export_to_file(store, conversation_id, output, branch=branch, format=format)

@@ -111,7 +111,7 @@ def command(
             )
     with UserSocket() if is_local and workers == 1 else nullcontext() as user_socket:
         # Before the address is printed: an unusable database is reported here, once, and not by every process.
-        run_async(wait_for_database(options.database_url, cells=options.settings.cells, report=report_wait))
+        run_async(wait_for_database(options.database_url, report=report_wait))
         with bind_socket(host, port) as listener:
             if not _serve_on(listener, options, host, user_socket, workers=workers, opens_browser=open_):
                 raise typer.Exit(EXIT_FAILED)

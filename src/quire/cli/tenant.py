@@ -43,22 +43,13 @@ async def list_(*, overrides: SetOptions = None) -> Result:
     from quire.schemas.records import TenantListSchema, TenantSchema
 
     counts, last_used = Counter[str](), dict[str, int]()
-    cells = dict[str, str | None]()
     async with open_store(overrides) as store:
-        for part in store.all_tenants.list_parts():
-            page = None
-            while found := await part.list_updated_conversations(since=0, until=MAX_TIME, after=page):
-                page = found[-1]
-                for tenant in {each.tenant for each in found} - cells.keys():
-                    cells[tenant] = await store.find_cell(tenant)
-                # A cell may still have the rows of a tenant that has moved.
-                own = [each for each in found if cells[each.tenant] == part.cell]
-                counts.update(each.tenant for each in own)
-                last_used |= {each.tenant: each.updated_at for each in own}
-    tenants = [
-        TenantSchema(name=name, conversations=counts[name], updated_at=last_used[name], cell=cells[name])
-        for name in counts
-    ]
+        page = None
+        while found := await store.all_tenants.list_updated_conversations(since=0, until=MAX_TIME, after=page):
+            page = found[-1]
+            counts.update(each.tenant for each in found)
+            last_used |= {each.tenant: each.updated_at for each in found}
+    tenants = [TenantSchema(name=name, conversations=counts[name], updated_at=last_used[name]) for name in counts]
     document = TenantListSchema(tenants=sorted(tenants, key=lambda each: each.name))
     return Result(document, lambda _: _draw_tenants(document))
 
@@ -67,14 +58,8 @@ def _draw_tenants(document: "TenantListSchema") -> "Iterable[RenderableType]":
     if not document.tenants:
         yield make_text("No tenant has a conversation yet.")
         return
-    rows = [
-        (each.name, f"{each.conversations:,}", format_local_time(each.updated_at), each.cell)
-        for each in document.tenants
-    ]
-    columns = ("tenant", "conversations", "last used", "cell")
-    if all(each.cell is None for each in document.tenants):
-        rows, columns = [row[:-1] for row in rows], columns[:-1]
-    yield make_table(*columns, rows=rows, right_aligned=("conversations",))
+    rows = [(each.name, f"{each.conversations:,}", format_local_time(each.updated_at)) for each in document.tenants]
+    yield make_table("tenant", "conversations", "last used", rows=rows, right_aligned=("conversations",))
 
 
 @command(app, "quire tenant purge observatory --yes")

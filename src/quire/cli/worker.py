@@ -4,8 +4,8 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,10 +18,6 @@ from quire.cli.platforms import call_on_signals
 if TYPE_CHECKING:
     from quire.errors import StoreUnavailable
     from quire.jobs import JobCounts
-    from quire.store import SqlStore
-
-_CELL_RETRY_SECONDS = 5.0
-"""Time before a worker tries again to reach a lost cell."""
 
 
 async def command(
@@ -79,7 +75,6 @@ async def _run_worker(
     from quire.engine.tenants import TenantEngines
     from quire.jobs import JobRunner, Sweeper
     from quire.jobs.base import log_event
-    from quire.settings.schema import list_cell_urls
     from quire.store import SqlStore
 
     def report(error: "StoreUnavailable", pause_seconds: float) -> None:
@@ -87,14 +82,13 @@ async def _run_worker(
 
     settings = load_cli_settings(overrides).settings
     url = resolve_database_url(settings)
-    await wait_for_database(url, cells=settings.cells, report=report)
+    await wait_for_database(url, report=report)
     agent = load_agent(Path(settings.agent)) if settings.agent is not None else None
     if agent is not None:
         settings = settings.model_validate({**settings.model_dump(), **agent.setting_overrides})
     keys = TenantKeys.from_settings(settings.encryption, os.environ)
     async with SqlStore.open(
         url,
-        cells=settings.cells,
         masking=settings.tenant_masking,
         keys=keys,
         object_storage=settings.object_storage_url,
@@ -109,9 +103,6 @@ async def _run_worker(
         sweeper, runner = Sweeper(store, engines), JobRunner(store, engines)
         if sweep_all:
             await sweeper.reset()
-        if settings.cells:
-            urls = list_cell_urls(url, settings.cells)
-            return await _run_with_cells(urls, store, engines, once=once, options=options)
         if is_postgres(url):
             return await _run_with_queue(url, runner, sweeper, once=once, options=options)
         return await _run_locally(runner, sweeper, once=once, concurrency=options["concurrency"])
@@ -128,49 +119,6 @@ async def _run_with_queue(url: str, runner: Any, sweeper: Any, *, once: bool, op
                 return await worker.run_once()
             await worker.run()
         return worker.counts
-
-
-async def _run_with_cells(
-    urls: Mapping[str, str], store: "SqlStore", engines: Any, *, once: bool, options: dict[str, Any]
-) -> "JobCounts":
-    """Runs a worker for the queue of each cell. One that cannot be reached does not stop the others."""
-    from quire.errors import StoreUnavailable
-    from quire.jobs import JobCounts, JobQueue, JobRunner, Sweeper, Worker, WorkerOptions, queue_schema
-    from quire.jobs.base import log_event
-
-    stop, workers = asyncio.Event(), list[Worker]()
-
-    def stop_workers() -> None:
-        stop.set()
-        for each in workers:
-            each.stop()
-
-    async def run_cell(cell: str, url: str) -> None:
-        sweeper = Sweeper(store, engines, cell=cell)
-        while not stop.is_set():
-            try:
-                await asyncio.to_thread(queue_schema.check_queue, url)
-                async with JobQueue.open(url) as queue:
-                    worker = Worker(queue, JobRunner(store, engines), sweeper, WorkerOptions(**options))
-                    workers.append(worker)
-                    if once:
-                        await worker.run_once()
-                        return
-                    await worker.run()
-            except StoreUnavailable as error:
-                if once:
-                    raise
-                log_event("waiting_for_database", error=error, cell=cell)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), _CELL_RETRY_SECONDS)
-
-    with call_on_signals(stop_workers):
-        await asyncio.gather(*(run_cell(cell, url) for cell, url in urls.items()))
-    total = JobCounts()
-    for each in workers:
-        total.done.update(each.counts.done)
-        total.failed.update(each.counts.failed)
-    return total
 
 
 async def _run_locally(runner: Any, sweeper: Any, *, once: bool, concurrency: int) -> "JobCounts":

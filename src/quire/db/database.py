@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from sqlalchemy import Connection
@@ -15,13 +14,11 @@ from quire.db.notifications import Notifications
 from quire.errors import (
     InvalidEntry,
     QuireError,
-    StaleCell,
     StoreBusy,
     StoreError,
     StoreFull,
     StoreReadOnly,
     StoreUnavailable,
-    TenantMoving,
 )
 
 T = TypeVar("T")
@@ -50,26 +47,6 @@ class PoolStats(NamedTuple):
     idle: int
 
 
-@dataclass
-class ReadSession:
-    """Reads of one request that may see an earlier state of the database, as a replica has it.
-
-    Once one of them has read from the primary all do: the replica may be behind what that one saw."""
-
-    is_on_primary: bool = False
-
-
-class ReplicaState(NamedTuple):
-    """What a process knows about the replica that it may read from."""
-
-    status: Literal["unknown", "ok", "behind", "unreachable"]
-    lag_seconds: float | None
-    """None if it is not known."""
-    replica_reads: int
-    primary_reads: int
-    """Sessions that could have read from the replica and did not."""
-
-
 class TransactionOptions(NamedTuple):
     """The tenant of a transaction, and how it runs."""
 
@@ -79,31 +56,13 @@ class TransactionOptions(NamedTuple):
     inline: bool = False
     """A read of few rows, which may run on the event loop. Each of its statements may see newer commits."""
     statement_seconds: float = REQUEST_STATEMENT_SECONDS
-    session: ReadSession | None = None
-    """Of a read that may go to a replica."""
-    cell: str | None = None
-    """The cell to read or write what concerns no tenant or all of them, or None for the cell of the tenant."""
 
 
-TenantFilter = Callable[[str], bool]
-LossCallback = Callable[[TenantFilter], object]
-"""Called after a connection broke, with a test for the tenants that it served."""
-
-
-def every_tenant(_tenant: str) -> bool:
-    return True
+LossCallback = Callable[[], object]
+"""Called after a connection broke."""
 
 
 class Database(Protocol):
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """Names of the cells that the database consists of, the home cell first. Empty if it is one database."""
-        ...
-
-    async def find_cell(self, tenant: str) -> str | None:
-        """The cell in which the tenant lives, or None if the database has no cells."""
-        ...
-
     @property
     def notifications(self) -> Notifications:
         """Announces the conversations that transactions changed, to this process and to others."""
@@ -133,13 +92,9 @@ class Database(Protocol):
         """Raises `StoreUnavailable` unless the database accepts writes, as seen at most that long ago."""
         ...
 
-    async def check_recordable(self, tenant: str) -> None:
-        """Raises `StoreUnavailable` unless the tenant's database was just seen to accept writes. Called before a model
-        is: an answer that cannot be recorded would be paid for in vain. Costs nothing after recent writes."""
-        ...
-
-    def list_lost_cells(self) -> list[str]:
-        """Names of the cells that are known to be unavailable."""
+    async def check_recordable(self) -> None:
+        """Raises `StoreUnavailable` unless the database was just seen to accept writes. Called before a model is: an
+        answer that cannot be recorded would be paid for in vain. Costs nothing after recent writes."""
         ...
 
     def on_connection_loss(self, callback: LossCallback) -> None:
@@ -147,10 +102,6 @@ class Database(Protocol):
         ...
 
     def get_pool_stats(self) -> PoolStats: ...
-
-    def get_replica_state(self) -> ReplicaState | None:
-        """What is known about the replica, or None without one."""
-        ...
 
     async def scrub(self) -> None:
         """Removes overwritten content from disk, as far as the database allows."""
@@ -200,13 +151,6 @@ class ObservedDatabase:
         self._database, self._observer = database, observer
 
     @property
-    def cells(self) -> tuple[str, ...]:
-        return self._database.cells
-
-    async def find_cell(self, tenant: str) -> str | None:
-        return await self._database.find_cell(tenant)
-
-    @property
     def notifications(self) -> Notifications:
         return self._database.notifications
 
@@ -240,20 +184,14 @@ class ObservedDatabase:
     async def check_writable(self, *, max_age_seconds: float) -> None:
         await self._database.check_writable(max_age_seconds=max_age_seconds)
 
-    async def check_recordable(self, tenant: str) -> None:
-        await self._database.check_recordable(tenant)
-
-    def list_lost_cells(self) -> list[str]:
-        return self._database.list_lost_cells()
+    async def check_recordable(self) -> None:
+        await self._database.check_recordable()
 
     def on_connection_loss(self, callback: LossCallback) -> None:
         self._database.on_connection_loss(callback)
 
     def get_pool_stats(self) -> PoolStats:
         return self._database.get_pool_stats()
-
-    def get_replica_state(self) -> ReplicaState | None:
-        return self._database.get_replica_state()
 
     async def scrub(self) -> None:
         await self._database.scrub()
@@ -285,8 +223,6 @@ _UNWRITABLE_ERRORS: dict[str, type[StoreUnavailable]] = {
     "database or disk is full": StoreFull,
 }
 """Errors of a database that can be read but not written: class names of psycopg, messages of SQLite."""
-_CELL_ERRORS: dict[str, type[StoreError]] = {"QC001": StaleCell, "QC002": TenantMoving}
-"""SQLSTATEs of the function `quire_enter_cell`."""
 _TRANSIENT_ERRORS = ("DeadlockDetected", "SerializationFailure", "LockNotAvailable", "QueryCanceled")
 
 
@@ -295,8 +231,6 @@ def _map_error(error: BaseException | None, *, broken: bool) -> QuireError:
     driver = type(error).__module__.partition(".")[0]
     if driver == "psycopg" and "DataError" in kinds:
         return InvalidEntry(f"The database cannot store this text or number: {error}.")
-    if (cell_error := _CELL_ERRORS.get(getattr(error, "sqlstate", None) or "")) is not None:
-        return cell_error()
     for name in (*kinds, str(error)):
         if name in _UNWRITABLE_ERRORS:
             kind = _UNWRITABLE_ERRORS[name]

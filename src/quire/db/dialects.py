@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from sqlalchemy.dialects.postgresql import Insert as PostgresInsert
     from sqlalchemy.dialects.sqlite import Insert as SqliteInsert
 
-    from quire.settings.schema import Cell
-
-
 PathMatch = tuple[int, str, int, int]
 """Index in the list of paths, conversation, branch, seq."""
 
@@ -39,30 +36,9 @@ _POSTGRES_ARRAY_TYPES = {
 }
 
 
-async def open_database(
-    url: str,
-    *,
-    listen_url: str | None = None,
-    replica_url: str | None = None,
-    cells: "Mapping[str, Cell] | None" = None,
-    encrypts: bool = False,
-) -> Database:
-    """Opens the database at a URL, with `cells` as their home cell. With `encrypts`, tenants may be encrypted: see
-    `quire.db.column_types`."""
+async def open_database(url: str, *, listen_url: str | None = None, encrypts: bool = False) -> Database:
+    """Opens the database at a URL. With `encrypts`, tenants may be encrypted: see `quire.db.column_types`."""
     parsed = parse_database_url(url)
-    if replica_url is not None and parsed.get_backend_name() != "postgresql":
-        raise StoreError("Only PostgreSQL has replicas; remove `replica_url` from the settings.")
-    listen_at = parse_database_url(listen_url) if listen_url is not None else None
-    if cells:
-        from quire.db.cells import CellDatabase
-
-        if replica_url is not None:
-            # A replica that lags may still have a tenant that has moved, and would serve what it had before.
-            raise StoreError(
-                "With `cells`, no reads go to a replica, because it may be behind the move of a tenant; remove "
-                "`replica_url` or `cells` from the settings."
-            )
-        return await CellDatabase.open(parsed, cells, listen_url=listen_at, encrypts=encrypts)
     match parsed.get_backend_name():
         # Imported here so that a command loads only the driver it needs and starts faster.
         case "sqlite":
@@ -72,13 +48,8 @@ async def open_database(
         case "postgresql":
             from quire.db.postgres import PostgresDatabase
 
-            database = await PostgresDatabase.open(parsed, listen_url=listen_at, encrypts=encrypts)
-            if replica_url is None:
-                return database
-            from quire.db.replica import ReplicaDatabase
-
-            replica = await PostgresDatabase.open(parse_database_url(replica_url), encrypts=encrypts, is_replica=True)
-            return ReplicaDatabase(database, replica)
+            listen_at = parse_database_url(listen_url) if listen_url is not None else None
+            return await PostgresDatabase.open(parsed, listen_url=listen_at, encrypts=encrypts)
         case other:
             raise StoreError(f"Quire stores its log in SQLite or PostgreSQL, not in {other!r}; check the database URL.")
 

@@ -78,7 +78,8 @@ class Notifications:
         self._sender = secrets.token_hex(4)
         self._listeners: list[NotificationListener] = []
         self._is_started = False
-        self._pending: dict[tuple[str, ...], Notification] = {}
+        self._pending: dict[Notification, None] = {}
+        """In the order in which they are sent."""
         self._send_task: asyncio.Task[None] | None = None
         self._is_closing = asyncio.Event()
 
@@ -103,17 +104,14 @@ class Notifications:
             )
         return lambda: self._listeners.remove(listener)
 
-    def publish(self, kind: str, topic: str, detail: str = "", *, replaces: bool = False) -> None:
-        """Sends a notification to the other processes, soon and with others. It may get lost.
-
-        With `replaces`, only the last one of its kind and topic is sent.
-        """
+    def publish(self, kind: str, topic: str, detail: str = "") -> None:
+        """Sends a notification to the other processes, soon and with others. It may get lost."""
         if self._transport is None:
             return
         if len(detail) > MAX_DETAIL_CHARS:
             raise ValueError(f"a notification's detail has at most {MAX_DETAIL_CHARS} characters")
         notification = Notification(kind, topic, detail)
-        self._pending[(kind, topic) if replaces else notification] = notification
+        self._pending[notification] = None
         if self._send_task is None:
             self._send_task = asyncio.get_running_loop().create_task(self._send_pending(self._transport))
 
@@ -140,7 +138,7 @@ class Notifications:
     async def _send_pending(self, transport: "PostgresTransport") -> None:
         try:
             while self._pending:
-                payloads = [json.dumps([self._sender, *each], ensure_ascii=False) for each in self._pending.values()]
+                payloads = [json.dumps([self._sender, *each], ensure_ascii=False) for each in self._pending]
                 self._pending.clear()
                 with suppress(QuireError):
                     await transport.send(payloads)

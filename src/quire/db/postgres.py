@@ -8,12 +8,12 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ParamSpec, cast
 from weakref import WeakValueDictionary
 
-from sqlalchemy import URL, Connection, Engine, Pool, event, select
+from sqlalchemy import URL, Connection, Engine, Pool, event
 from sqlalchemy.sql import ClauseElement
 
 from quire.db import migrate
@@ -26,7 +26,6 @@ from quire.db.database import (
     TransactionOptions,
     Work,
     WriteConflict,
-    every_tenant,
     map_database_errors,
 )
 from quire.db.notifications import Notifications, PostgresTransport, build_notify_sql, take_changes
@@ -39,8 +38,7 @@ from quire.db.raw_sql import (
     fetch_last,
     get_driver,
 )
-from quire.db.schema import cell_tenants
-from quire.errors import InvalidConfiguration, MissingExtra, StoreBusy, StoreFull, StoreReadOnly, StoreUnavailable
+from quire.errors import MissingExtra, StoreBusy, StoreFull, StoreReadOnly, StoreUnavailable
 
 if TYPE_CHECKING:
     from quire.db.deadline_connection import DeadlineConnection
@@ -65,10 +63,6 @@ class CircuitBreaker:
         self._failure: StoreUnavailable | None = None
         self._probed_at = -math.inf
         self._running_probe: asyncio.Task[None] | None = None
-
-    @property
-    def is_open(self) -> bool:
-        return self._failure is not None
 
     def trip(self, failure: StoreUnavailable) -> None:
         """Opens the circuit; the next caller probes the database."""
@@ -129,8 +123,6 @@ _CLOSE_SECONDS = 10.0
 """Time that running transactions have to end when the database is closed."""
 _PROBE_SECONDS = 2.0
 """Maximum time of each step of a probe: connecting to one host, each statement."""
-_HAS_WRITTEN = "SELECT txid_current_if_assigned() IS NOT NULL"
-_POSITION = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint"
 _IS_READ_ONLY = "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean"
 # A sort that does not fit in memory needs space on the disk; the message is a record in the write-ahead log, for whose
 # commit a synchronous standby must answer.
@@ -146,20 +138,8 @@ class BrokenConnection(Exception):
 
 
 class PostgresDatabase:
-    cells: tuple[str, ...] = ()
-
-    def __init__(
-        self,
-        engine: Any,
-        *,
-        listen_url: URL | None = None,
-        is_replica: bool = False,
-        build_entrance: Callable[[str, bool], str] | None = None,
-    ) -> None:
-        """`build_entrance` returns the statement that transactions of a tenant begin with, given the tenant and whether
-        they write; empty if there is none: see `quire.db.cells`."""
-        self._engine, self._listen_url, self._is_replica = engine, listen_url, is_replica
-        self._build_entrance = build_entrance
+    def __init__(self, engine: Any, *, listen_url: URL | None = None) -> None:
+        self._engine, self._listen_url = engine, listen_url
         self.notifications = Notifications(PostgresTransport(self._notify, self._connect_listener))
         self._is_closed = False
         self._transactions = 0
@@ -172,36 +152,10 @@ class PostgresDatabase:
         """Connections that stay checked out between short transactions, the last one used at the end."""
         self._waiting = 0
         """Transactions that wait for a connection of the pool."""
-        self.on_commit: Callable[[str, int], None] | None = None
-        """Called with the tenant and the position in the write-ahead log after each commit that has written, before
-        changes are announced."""
 
     @classmethod
-    async def open(
-        cls, url: URL, *, listen_url: URL | None = None, encrypts: bool = False, is_replica: bool = False
-    ) -> "PostgresDatabase":
-        """Connects and checks the schema. A replica may be unreachable or behind, and is only read from."""
-        database = cls.create(url, listen_url=listen_url, encrypts=encrypts, is_replica=is_replica)
-        if is_replica:
-            return database
-        try:
-            await database.read(_check_opened, TransactionOptions(tenant=""))
-        except BaseException:
-            await database.close()
-            raise
-        return database
-
-    @classmethod
-    def create(
-        cls,
-        url: URL,
-        *,
-        listen_url: URL | None = None,
-        encrypts: bool = False,
-        is_replica: bool = False,
-        build_entrance: Callable[[str, bool], str] | None = None,
-    ) -> "PostgresDatabase":
-        """A database that connects when it is first used, and whose schema was not checked."""
+    async def open(cls, url: URL, *, listen_url: URL | None = None, encrypts: bool = False) -> "PostgresDatabase":
+        """Connects and checks the schema."""
         try:
             import_module("psycopg")
             from sqlalchemy.ext.asyncio import create_async_engine
@@ -224,15 +178,18 @@ class PostgresDatabase:
         )
         set_encrypts(engine.sync_engine.dialect, value=encrypts)
         event.listen(engine.sync_engine, "connect", _set_up_connection)
-        return cls(engine, listen_url=listen_url, is_replica=is_replica, build_entrance=build_entrance)
-
-    async def find_cell(self, tenant: str) -> None:
-        return None
+        database = cls(engine, listen_url=listen_url)
+        try:
+            await database.read(migrate.check_version, TransactionOptions(tenant=""))
+        except BaseException:
+            await database.close()
+            raise
+        return database
 
     async def read(self, work: Work[T], options: TransactionOptions) -> T:
         await self._breaker.check(is_write=False)
         begin, seconds = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", options.statement_seconds
-        begin_sql = f"{begin}; {self._build_settings(options.tenant, seconds, writes=False)}"
+        begin_sql = f"{begin}; {_settings_sql(options.tenant, seconds)}"
         return await self._run(lambda connection, _: work(connection), begin_sql, "COMMIT", seconds)
 
     async def fetch(self, statement: ClauseElement, params: Mapping[str, Any], tenant: str) -> list[Any]:
@@ -240,7 +197,7 @@ class PostgresDatabase:
         await self._breaker.check(is_write=False)
         with map_database_errors():
             query = compile_with_literals(statement, params)
-        sql = f"{self._build_settings(tenant, REQUEST_STATEMENT_SECONDS, writes=False)}; {query}"
+        sql = f"{_settings_sql(tenant, REQUEST_STATEMENT_SECONDS)}; {query}"
 
         async def run(driver: Any) -> list[Any]:
             cursor = await driver.execute(sql)
@@ -257,16 +214,12 @@ class PostgresDatabase:
     async def write(self, work: Work[T], options: TransactionOptions) -> T:
         async with self._limit_writers(options.tenant, options.conversation):
             await self._breaker.check(is_write=True)
-            begin_sql = f"BEGIN; {self._build_settings(options.tenant, options.statement_seconds, writes=True)}"
+            begin_sql = f"BEGIN; {_settings_sql(options.tenant, options.statement_seconds)}"
             # A COMMIT that waits for a synchronous standby succeeds when `statement_timeout` ends it, although the
             # standby does not have the transaction.
-            commit_sql, on_commit = "SET LOCAL statement_timeout = 0; COMMIT", None
-            if self.on_commit is not None:
-                # Not the position that is written to disk, which an asynchronous commit may be ahead of.
-                commit_sql = f"{_HAS_WRITTEN}; {commit_sql}; {_POSITION}"
-                on_commit = partial(self.on_commit, options.tenant)
+            commit_sql = "SET LOCAL statement_timeout = 0; COMMIT"
             result = await self._run(
-                lambda connection, _: work(connection), begin_sql, commit_sql, options.statement_seconds, on_commit
+                lambda connection, _: work(connection), begin_sql, commit_sql, options.statement_seconds
             )
             self._breaker.confirm_write()
             return result
@@ -277,33 +230,22 @@ class PostgresDatabase:
 
         async with self._limit_writers(options.tenant, options.conversation):
             await self._breaker.check(is_write=True)
-            entrance = self._build_entrance(options.tenant, True) if self._build_entrance is not None else ""
             unread = UnreadConnection()
             result = work(cast(Connection, unread))
-            position: int | None = None
 
             async def run(driver: Any) -> None:
-                nonlocal position
                 try:
-                    await _execute_at_once(driver, options, entrance, unread.statements)
+                    await _execute_at_once(driver, options, unread.statements)
                 except (DivisionByZero, IntegrityError) as error:
                     raise WriteConflict from error
-                if self.on_commit is not None:
-                    [position] = await (await driver.execute(_POSITION)).fetchone()
 
             try:
                 await self._run_natively(run, options.statement_seconds)
             except BrokenConnection as error:
                 raise WriteConflict from error
-            if self.on_commit is not None and position is not None:
-                self.on_commit(options.tenant, position)
             self.notifications.announce_changes(take_changes(cast(Connection, unread)))
             self._breaker.confirm_write()
             return result
-
-    def _build_settings(self, tenant: str, statement_seconds: float, *, writes: bool) -> str:
-        entrance = self._build_entrance(tenant, writes) if self._build_entrance is not None else ""
-        return "; ".join(filter(None, (_settings_sql(tenant, statement_seconds), entrance)))
 
     @asynccontextmanager
     async def _limit_writers(self, tenant: str, conversation: str | None) -> AsyncGenerator[None]:
@@ -332,10 +274,9 @@ class PostgresDatabase:
         begin_sql: str,
         commit_sql: str,
         statement_seconds: float,
-        on_commit: Callable[[int], None] | None = None,
     ) -> T:
         """Runs `work` between two messages of statements. Its second argument is the cursor of the first message."""
-        return await self._spawn(self._run_transaction, work, begin_sql, commit_sql, statement_seconds, on_commit)
+        return await self._spawn(self._run_transaction, work, begin_sql, commit_sql, statement_seconds)
 
     async def _spawn(self, run: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         from sqlalchemy.util import greenlet_spawn
@@ -396,17 +337,12 @@ class PostgresDatabase:
         begin_sql: str,
         commit_sql: str,
         statement_seconds: float,
-        on_commit: Callable[[int], None] | None,
     ) -> T:
-        from sqlalchemy.util import await_only
-
         connection, cursor, pool = self._begin(begin_sql, statement_seconds)
         with self._use(connection, pool):
             result = work(connection, cursor)
             if commit_sql:
-                committed = execute_text(connection, commit_sql)
-                if on_commit is not None and await_only(committed.fetchone()) == (True,):
-                    on_commit(fetch_last(committed)[0][0])
+                execute_text(connection, commit_sql)
             self.notifications.announce_changes(take_changes(connection))
             return result
 
@@ -484,17 +420,8 @@ class PostgresDatabase:
     async def check_writable(self, *, max_age_seconds: float) -> None:
         await self._breaker.probe(max_age_seconds=max_age_seconds)
 
-    async def check_recordable(self, tenant: str) -> None:
-        del tenant
+    async def check_recordable(self) -> None:
         await self._breaker.probe(max_age_seconds=WRITE_PROOF_SECONDS)
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the database is known to be unavailable."""
-        return self._breaker.is_open
-
-    def list_lost_cells(self) -> list[str]:
-        return []
 
     async def _probe(self) -> None:
         """Connects, and tests that the database accepts writes."""
@@ -502,8 +429,6 @@ class PostgresDatabase:
             connection = await self._connect(self._engine.url, connect_seconds=int(_PROBE_SECONDS))
             try:
                 connection.deadline_seconds = _PROBE_SECONDS
-                if self._is_replica:
-                    return
                 if await (await connection.execute(_IS_READ_ONLY)).fetchone() == (True,):
                     raise StoreReadOnly
                 await connection.execute(_TEST_WRITE)
@@ -538,15 +463,12 @@ class PostgresDatabase:
 
     def _report_connection_loss(self) -> None:
         for callback in self._loss_callbacks:
-            callback(every_tenant)
+            callback()
 
     def get_pool_stats(self) -> PoolStats:
         pool = self._engine.sync_engine.pool
         parked = len(self._parked)
         return PoolStats(in_use=pool.checkedout() - parked, idle=pool.checkedin() + parked)
-
-    def get_replica_state(self) -> None:
-        return None
 
     async def scrub(self) -> None:
         """Does nothing: autovacuum removes dead rows, and only the owner may force a vacuum."""
@@ -565,9 +487,7 @@ class PostgresDatabase:
         await self._engine.dispose()
 
 
-async def _execute_at_once(
-    driver: Any, options: TransactionOptions, entrance: str, statements: Sequence[Statement]
-) -> None:
+async def _execute_at_once(driver: Any, options: TransactionOptions, statements: Sequence[Statement]) -> None:
     """Executes statements without a transaction around them: in a pipeline they are one, up to its end.
 
     A commit that waits for a synchronous standby is not subject to `statement_timeout`.
@@ -576,20 +496,7 @@ async def _execute_at_once(
 
     async with driver.pipeline():
         await AsyncRawCursor(driver).execute(_SET_PARAMETERS, _list_settings(options.tenant, options.statement_seconds))
-        if entrance:
-            await AsyncRawCursor(driver).execute(entrance.encode())
         await AsyncRawCursor(driver).execute(*combine_statements(statements))
-
-
-def _check_opened(connection: Connection) -> None:
-    """Raises unless the schema is usable, and the database is not a cell: without its epochs, a process would write for
-    tenants that have moved."""
-    migrate.check_version(connection)
-    if connection.execute(select(cell_tenants.c.team).limit(1)).first() is not None:
-        raise InvalidConfiguration(
-            "Tenants were moved between this database and others; name them under `cells` in the settings, as on your "
-            "servers."
-        )
 
 
 def _begin_on(connection: Connection, begin_sql: str, statement_seconds: float) -> tuple[Connection, Any]:

@@ -67,8 +67,6 @@ class SqliteDatabase:
     Inline reads run on the caller's thread, because a round trip to another thread takes longer than the read.
     """
 
-    cells: tuple[str, ...] = ()
-
     def __init__(self, writer: Engine, reader: Engine, inline: Engine | None) -> None:
         self._writer, self._reader, self._inline_engine = writer, reader, inline
         self.notifications = Notifications()
@@ -162,14 +160,10 @@ class SqliteDatabase:
     async def write_unread(self, work: Work[T], options: TransactionOptions) -> T:
         return await self.write(work, options)
 
-    async def find_cell(self, tenant: str) -> None:
-        return None
-
     async def check_writable(self, *, max_age_seconds: float) -> None:
         await self._prove_write(max_age_seconds=max(max_age_seconds, HEALTH_PROOF_SECONDS))
 
-    async def check_recordable(self, tenant: str) -> None:
-        del tenant
+    async def check_recordable(self) -> None:
         await self._prove_write(max_age_seconds=WRITE_PROOF_SECONDS)
 
     async def _prove_write(self, *, max_age_seconds: float) -> None:
@@ -182,9 +176,6 @@ class SqliteDatabase:
         if time.monotonic() - self._written_at > max_age_seconds:
             await self.write(_write_probe, TransactionOptions(tenant=""))
 
-    def list_lost_cells(self) -> list[str]:
-        return []
-
     def on_connection_loss(self, callback: LossCallback) -> None:
         """Does nothing: there is no connection to lose."""
 
@@ -193,9 +184,6 @@ class SqliteDatabase:
         is_writing = writer is not None and writer.in_transaction()
         in_use, idle = (readers.checkedout(), readers.checkedin()) if isinstance(readers, QueuePool) else (0, 0)
         return PoolStats(in_use + is_writing, idle + (writer is not None and not is_writing))
-
-    def get_replica_state(self) -> None:
-        return None
 
     async def scrub(self) -> None:
         """Checkpoints the write-ahead log, which retains old pages until then.

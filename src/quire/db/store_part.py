@@ -15,7 +15,6 @@ from quire.db.database import (
     BULK_STATEMENT_SECONDS,
     REQUEST_STATEMENT_SECONDS,
     Database,
-    ReadSession,
     TransactionOptions,
     Work,
 )
@@ -58,38 +57,29 @@ class TenantDatabase:
         max_stored_bytes: int | None = None,
         masker: object | None = None,
         keys: TenantKeys | None = None,
-        session: ReadSession | None = None,
     ) -> None:
-        """`masker` is in `Connection.info` during a write: see `quire.log.tenant_masker`. With a `session`, reads may
-        go to a replica."""
+        """`masker` is in `Connection.info` during a write: see `quire.log.tenant_masker`."""
         if not tenant:
             raise StoreError("The tenant of a store must not be empty; give it a name.")
         self.database, self.tenant, self.max_stored_bytes, self._masker = database, tenant, max_stored_bytes, masker
         self.keys = keys or TenantKeys()
-        self.session = session
 
     async def read(self, work: Work[T], options: TransactionOptions) -> T:
         """Runs a read with the tenant's cipher, if it is encrypted."""
-        if options.cell is not None:
-            return await self.database.read(work, options)
-        own = options._replace(session=self.session) if self.session is not None else options
         try:
-            return await self.keys.run(self.database.read, self.database, work, own, writes=False)
+            return await self.keys.run(self.database.read, self.database, work, options, writes=False)
         except EntriesOffloaded as needed:
-            # Without the session: a replica may lag behind the restored rows.
             return await self._restore_and_run(needed.conversation, self.database.read, work, options, writes=False)
 
     async def fetch(self, statement: ClauseElement, params: Mapping[str, Any]) -> list[Any]:
-        """The rows of a short query by itself, in one round trip unless the tenant is encrypted or it may lag."""
-        if self.session is None and await self.keys.find(self.database, self.tenant, writes=False) is None:
+        """The rows of a short query by itself, in one round trip unless the tenant is encrypted."""
+        if await self.keys.find(self.database, self.tenant, writes=False) is None:
             return await self.database.fetch(statement, params, self.tenant)
         options = TransactionOptions(self.tenant, inline=True)
         return await self.read(lambda connection: fetch(connection, statement, params), options)
 
     async def write(self, work: Work[T], options: TransactionOptions) -> T:
         """Runs a write. Under the quota of stored bytes, if there is one."""
-        if options.cell is not None:
-            return await self.database.write(work, options)
         quota, tenant, masker = self.max_stored_bytes, self.tenant, self._masker
         if masker is not None:
             work = partial(_run_masked, masker, work)
@@ -151,21 +141,13 @@ class StorePart:
     def __init__(self, base: TenantDatabase) -> None:
         self.base = base
 
-    @property
-    def cell(self) -> str | None:
-        """The cell to run in, or None for the tenant's. Only `AllTenants` names one."""
-        return None
-
     async def run(
         self, transaction: "Transaction", function: StoreFunction[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Runs a function in a transaction of the tenant."""
         base = self.base
         options = TransactionOptions(
-            base.tenant,
-            inline=transaction.inline,
-            statement_seconds=transaction.statement_seconds,
-            cell=self.cell,
+            base.tenant, inline=transaction.inline, statement_seconds=transaction.statement_seconds
         )
         run = base.write if transaction.writes else base.read
         return await run(lambda connection: function(connection, base.tenant, *args, **kwargs), options)

@@ -83,7 +83,6 @@ async def open_engine(
     async with SqlStore.open(
         url,
         tenant=tenant,
-        cells=merged.cells,
         masking=merged.tenant_masking,
         keys=keys,
         object_storage=merged.object_storage_url,

@@ -14,7 +14,6 @@ from cachetools import LRUCache, TTLCache
 
 from quire.concurrency.worker_threads import run_sized
 from quire.context.selection import Selector
-from quire.db.database import TenantFilter
 from quire.engine.background_jobs import BackgroundJobs, InProcessJobs
 from quire.engine.reported_windows import ReportedWindows
 from quire.errors import BlobNotFound
@@ -115,10 +114,10 @@ class CatalogCache:
         self._catalogs.move_to_end(key)
         return self._catalogs[key]
 
-    def clear(self, is_affected: TenantFilter) -> None:
-        for key in [each for each in self._catalogs if is_affected(each[0])]:
-            del self._catalogs[key]
-            self._total -= self._sizes.pop(key, 0)
+    def clear(self) -> None:
+        self._catalogs.clear()
+        self._sizes.clear()
+        self._total = 0
 
     def evict(self, tenant: str, embedder: str | None) -> None:
         """Drops the least recently used catalogs above `MAX_CATALOG_BYTES`, after this one has changed. One alone may
@@ -147,13 +146,11 @@ class IndexCaches:
         )
         """By tenant, conversation, branch, and name of the counter of their tokens."""
 
-    def clear(self, is_affected: TenantFilter) -> None:
-        """Drops what was read from the log of these tenants."""
-        self.catalogs.clear(is_affected)
-        for key in [each for each in self.recall_indexes if is_affected(each[0])]:
-            del self.recall_indexes[key]
-        for key in [each for each in self.recalled if is_affected(each[0])]:
-            self.recalled.pop(key, None)
+    def clear(self) -> None:
+        """Drops what was read from the log."""
+        self.catalogs.clear()
+        self.recall_indexes.clear()
+        self.recalled.clear()
 
 
 class EngineRuntime:

@@ -6,7 +6,6 @@ from functools import partial
 from cachetools import LRUCache
 
 from quire.context.vault import Vault
-from quire.db.database import TenantFilter
 from quire.engine.background_jobs import BackgroundJobs
 from quire.engine.config import EngineConfig
 from quire.engine.engine import Engine
@@ -88,11 +87,10 @@ class TenantEngines:
             self._engines[tenant] = engine
         return engine if model in (None, engine.settings.model) else engine.with_changes(model=model)
 
-    def _clear_log_caches(self, is_affected: TenantFilter) -> None:
-        self._indexes.clear(is_affected)
-        for tenant, engine in self._engines.items():
-            if is_affected(tenant):
-                engine.runtime.clear_log_caches()
+    def _clear_log_caches(self) -> None:
+        self._indexes.clear()
+        for engine in self._engines.values():
+            engine.runtime.clear_log_caches()
 
     async def change_settings(self, settings: Settings) -> None:
         """Uses other settings for all tenants from the next request on."""

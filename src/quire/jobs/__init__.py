@@ -6,18 +6,16 @@ same in both. Any job may be lost: the sweep finds in the log what is missing an
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from quire.jobs.base import JOB_KINDS, EngineProvider, Job, JobKind, JobOutcome, Jobs
-from quire.jobs.cell_queues import CellQueues
 from quire.jobs.local import LocalJobs
 from quire.jobs.queue import JobQueue
-from quire.jobs.queue_schema import has_queue, is_installed
+from quire.jobs.queue_schema import has_queue
 from quire.jobs.runner import JobCounts, JobRunner
 from quire.jobs.sweeper import Sweeper
 from quire.jobs.worker import Worker, WorkerOptions
-from quire.settings.schema import Cell, list_cell_urls
 from quire.store import SqlStore
 
 __all__ = [
@@ -39,20 +37,13 @@ __all__ = [
 
 
 @asynccontextmanager
-async def open_jobs(
-    url: str, store: SqlStore, engines: EngineProvider, *, cells: Mapping[str, Cell] | None = None
-) -> AsyncGenerator[Jobs]:
+async def open_jobs(url: str, store: SqlStore, engines: EngineProvider) -> AsyncGenerator[Jobs]:
     """For a server: enqueues jobs for the workers if the database has a queue, else runs them in this process.
-
-    With cells, each has a queue for the jobs of its tenants.
 
     In this process it also sweeps, and waits for running jobs on exit. An engine takes them as its background jobs:
     `EngineRuntime(jobs=jobs.for_tenant(tenant))`.
     """
-    if cells and is_installed():
-        async with CellQueues(store, list_cell_urls(url, cells)) as queues:
-            yield queues
-    elif not cells and await asyncio.to_thread(has_queue, url):
+    if await asyncio.to_thread(has_queue, url):
         async with JobQueue.open(url) as queue:
             yield queue
     else:

@@ -10,11 +10,11 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import NamedTuple
 
 from quire.engine.topic_indexer import find_unread
-from quire.errors import NotFound, StoreUnavailable
-from quire.jobs.base import Defer, EngineProvider, Job, JobKind, log_event
+from quire.errors import NotFound
+from quire.jobs.base import Defer, EngineProvider, Job, JobKind
 from quire.model.ids import now
 from quire.store import DEFAULT_TENANT, SqlStore
-from quire.store.all_tenants import AllTenants, ConversationActivity
+from quire.store.all_tenants import ConversationActivity
 from quire.store.archives import UPLOAD_MICROS
 
 SECOND_MICROSECONDS = 1_000_000
@@ -49,33 +49,18 @@ VAULT_INTERVALS: dict[JobKind, int] = {
 
 
 class Sweeper:
-    """Finds missing work of all tenants, or of those in one cell."""
+    """Finds missing work of all tenants."""
 
-    def __init__(
-        self, store: SqlStore, engines: EngineProvider, *, cell: str | None = None, clock: Callable[[], int] = now
-    ) -> None:
-        parts = store.all_tenants.list_parts()
-        self._parts = [each for each in parts if cell is None or each.cell == cell]
-        self._home = parts[0]
+    def __init__(self, store: SqlStore, engines: EngineProvider, *, clock: Callable[[], int] = now) -> None:
+        self._all_tenants = store.all_tenants
         self._store_for, self._engines, self._clock = store.for_tenant, engines, clock
 
     async def sweep(self, defer: Defer) -> int:
         """Defers all missing jobs and returns their number. A position is recorded only after its jobs were
-        deferred. Of several cells, those that cannot be reached are left for the next sweep."""
-        if len(self._parts) == 1:
-            return await self._sweep_part(self._parts[0], defer)
-        count = 0
-        for part in self._parts:
-            try:
-                count += await self._sweep_part(part, defer)
-            except StoreUnavailable as error:
-                log_event("sweep_failed", error=error, cell=part.cell)
-        return count
-
-    async def _sweep_part(self, part: AllTenants, defer: Defer) -> int:
-        count = await self._sweep_vault(defer) if part.cell == self._home.cell else 0
+        deferred."""
+        count = await self._sweep_vault(defer)
         for interval in SWEEP_INTERVALS:
-            async for page in self._iter_idle(part, interval):
+            async for page in self._iter_idle(interval):
                 found: list[Job] = []
                 for start in range(0, len(page), CONVERSATION_BATCH_SIZE):
                     batch = page[start : start + CONVERSATION_BATCH_SIZE]
@@ -91,22 +76,21 @@ class Sweeper:
         )
         for kind, intervals in kinds:
             for interval in intervals:
-                async for page in self._iter_idle(part, interval):
+                async for page in self._iter_idle(interval):
                     jobs = [Job(kind, each.tenant, each.conversation) for each in page]
                     await defer(jobs)
                     count += len(jobs)
-        return count + await self._sweep_objects(part, defer)
+        return count + await self._sweep_objects(defer)
 
     async def reset(self) -> None:
         """Makes the next sweep check every conversation, however long ago it was used."""
-        for part in self._parts:
-            for interval in (
-                *SWEEP_INTERVALS[:1],
-                *self._retention_intervals(),
-                *self._thinning_intervals(),
-                *self._offload_intervals(),
-            ):
-                await part.record_sweep(interval.name, 0)
+        for interval in (
+            *SWEEP_INTERVALS[:1],
+            *self._retention_intervals(),
+            *self._thinning_intervals(),
+            *self._offload_intervals(),
+        ):
+            await self._all_tenants.record_sweep(interval.name, 0)
 
     def _retention_intervals(self) -> Iterable[SweepInterval]:
         days = self._engines(DEFAULT_TENANT, None).settings.retention_days
@@ -133,32 +117,34 @@ class Sweeper:
             yield SweepInterval("offload", days * DAY_MICROSECONDS, backlog=True)
             yield SweepInterval("offload_repeat", (days + 1) * DAY_MICROSECONDS, backlog=True)
 
-    async def _sweep_objects(self, part: AllTenants, defer: Defer) -> int:
+    async def _sweep_objects(self, defer: Defer) -> int:
         """Jobs for tenants with objects to remove, and with conversations to offload again."""
         settings, current = self._engines(DEFAULT_TENANT, None).settings, self._clock()
         if settings.object_storage_url is None:
             return 0
         days = settings.offload_after_days
-        tenants = await part.list_object_work(
+        tenants = await self._all_tenants.list_object_work(
             pending_before=current - UPLOAD_MICROS,
             restored_before=current - days * DAY_MICROSECONDS if days is not None else 0,
         )
         await defer([Job("offload", tenant) for tenant in tenants])
         return len(tenants)
 
-    async def _iter_idle(self, part: AllTenants, interval: SweepInterval) -> AsyncGenerator[list[ConversationActivity]]:
+    async def _iter_idle(self, interval: SweepInterval) -> AsyncGenerator[list[ConversationActivity]]:
         """Yields pages of idle conversations. A page is recorded as swept when the next one is requested."""
         until = self._clock() - interval.idle_microseconds
-        since = await part.get_sweep_time(interval.name)
+        since = await self._all_tenants.get_sweep_time(interval.name)
         if since is None:
             since = 0 if interval.backlog else until
         last: ConversationActivity | None = None
-        while page := await part.list_updated_conversations(since=since, until=until, limit=PAGE_SIZE, after=last):
+        while page := await self._all_tenants.list_updated_conversations(
+            since=since, until=until, limit=PAGE_SIZE, after=last
+        ):
             yield page
             last = page[-1]
-            await part.record_sweep(interval.name, last.updated_at)
+            await self._all_tenants.record_sweep(interval.name, last.updated_at)
         if until >= since:
-            await part.record_sweep(interval.name, until + 1)
+            await self._all_tenants.record_sweep(interval.name, until + 1)
 
     async def _find_jobs(self, activity: ConversationActivity) -> list[Job]:
         """The jobs that a conversation may need, read as its tenant (row-level security)."""
@@ -203,8 +189,8 @@ class Sweeper:
         count = 0
         for kind, interval in VAULT_INTERVALS.items():
             name, current = f"vault_{kind}", self._clock()
-            if current - (await self._home.get_sweep_time(name) or 0) >= interval:
+            if current - (await self._all_tenants.get_sweep_time(name) or 0) >= interval:
                 await defer([Job(kind, tenant) for tenant in sorted(tenants)])
-                await self._home.record_sweep(name, current)
+                await self._all_tenants.record_sweep(name, current)
                 count += len(tenants)
         return count

@@ -19,7 +19,6 @@ from cachetools import LRUCache, TTLCache
 from pydantic_core import from_json
 
 from quire.concurrency.worker_threads import run_sized
-from quire.db.database import TenantFilter
 from quire.engine.runtime import IDLE_CONVERSATION_SECONDS
 from quire.errors import BranchNotFound, ConversationNotFound, EntryNotFound
 from quire.log import MAIN_BRANCH, Branch, BranchMatch, ConversationOrigin
@@ -170,12 +169,10 @@ class HeadCache:
         """Finds the head of a conversation whose last list began after its first message."""
         return self._tails.get((scope, conversation))
 
-    def clear(self, is_affected: TenantFilter) -> None:
-        """Drops the heads of these tenants."""
-        for match_key in [each for each in self._matches if is_affected(each[0].tenant)]:
-            self._matches.pop(match_key, None)
-        for tail_key in [each for each in self._tails if is_affected(each[0].tenant)]:
-            self._tails.pop(tail_key, None)
+    def clear(self) -> None:
+        """Drops all heads."""
+        self._matches.clear()
+        self._tails.clear()
 
     def update(self, scope: HeadScope, old_path: bytes | None, match: HistoryMatch) -> None:
         """Replaces the head at `old_path` with `match`."""

@@ -115,7 +115,6 @@ class TenantSchema(JsonModel):
     name: str
     conversations: int
     updated_at: int
-    cell: str | None = Field(description="The cell in which the tenant lives; null if there are no cells.")
 
 
 class TenantListSchema(JsonModel):

@@ -150,12 +150,6 @@ class UpgradedDatabaseSchema(JsonModel):
     role: str | None
 
 
-class UpgradedDatabasesSchema(JsonModel):
-    """Where the settings name cells, one document for each."""
-
-    databases: list[UpgradedDatabaseSchema]
-
-
 class DatabaseStatusSchema(JsonModel):
     database: str
     version: str | None

@@ -68,26 +68,10 @@ class AuditExporter:
             await self._client.aclose()
 
     async def send_new(self) -> int:
-        """Sends all entries that were not sent. Returns their number. Raises the error of a receiver that fails.
-
-        Of several cells, the trails of those that cannot be reached are left for the next time.
-        """
-        parts = self._store.all_tenants.list_parts()
-        tenants, count = set[str](), 0
-        for part in parts:
-            try:
-                tenants.update(await part.list_unexported_audits())
-            except StoreError as error:
-                if len(parts) == 1:
-                    raise
-                _log_failure(error)
-        for tenant in sorted(tenants):
-            try:
-                count += await self._send_trail(tenant)
-            except StoreError as error:
-                if len(parts) == 1:
-                    raise
-                _log_failure(error)
+        """Sends all entries that were not sent. Returns their number. Raises the error of a receiver that fails."""
+        count = 0
+        for tenant in await self._store.all_tenants.list_unexported_audits():
+            count += await self._send_trail(tenant)
         return count
 
     async def _send_trail(self, tenant: str) -> int:

@@ -148,8 +148,6 @@ async def open_server_state(
             SqlStore.open(
                 url,
                 listen_url=settings.listen_database_url,
-                replica_url=settings.replica_url,
-                cells=settings.cells,
                 masking=settings.tenant_masking,
                 keys=TenantKeys.from_settings(settings.encryption, environ or {}),
                 object_storage=settings.object_storage_url,
@@ -169,7 +167,7 @@ async def open_server_state(
         )
         state.turns.runners = runners
         state.jobs = await stack.enter_async_context(
-            open_jobs(url, store, cells=settings.cells, engines=lambda name, model: state.engine_for(name, model=model))
+            open_jobs(url, store, engines=lambda name, model: state.engine_for(name, model=model))
         )
         try:
             yield state

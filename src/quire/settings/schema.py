@@ -108,19 +108,6 @@ class TenantQuota(FrozenModel):
     )
 
 
-HOME_CELL = "home"
-"""Name of the cell at `database_url`, which has the directory."""
-
-
-class Cell(FrozenModel):
-    """A PostgreSQL cluster in which tenants can live, in addition to the one of `database_url`."""
-
-    database_url: str = Field(pattern="^postgres", description="Database of the cell: postgresql://…")
-    listen_database_url: str | None = Field(
-        default=None, description="Direct PostgreSQL URL, if `database_url` is a pooler in transaction mode."
-    )
-
-
 class TenantMasking(FrozenModel):
     """Masking of a tenant's secrets before they are stored."""
 
@@ -239,16 +226,6 @@ class Settings(FrozenModel):
         default=None,
         description="Direct PostgreSQL URL on which a server listens for changes, if `database_url` is a pooler in "
         "transaction mode. Default: `database_url`.",
-    )
-    replica_url: str | None = Field(
-        default=None,
-        description="URL of one streaming replica of the PostgreSQL in `database_url`, for reads that may lag: lists, "
-        "transcripts, exports, verification, search and insights.",
-    )
-    cells: dict[str, Cell] = Field(
-        default_factory=dict[str, Cell],
-        description="More PostgreSQL clusters for tenants, by name: database_url, listen_database_url. Tenants that "
-        "were not moved live in `database_url`, the cell `home`. See docs/operations.md#cells.",
     )
     base_url: str | None = Field(
         default=None, description="Base URL of an OpenAI-compatible server, such as http://127.0.0.1:11434/v1."
@@ -478,22 +455,10 @@ class Settings(FrozenModel):
             raise ValueError(f"{shares!r} is no preset; use {', '.join(SHARE_PRESETS)}, or a table of shares")
         return SHARE_PRESETS[shares]
 
-    @field_validator("cells")
-    @classmethod
-    def _check_cells(cls, cells: dict[str, Cell]) -> dict[str, Cell]:
-        if HOME_CELL in cells:
-            raise ValueError(f"{HOME_CELL!r} is the cell at `database_url`; choose another name")
-        return cells
-
     @field_validator("session_headers")
     @classmethod
     def _add_default_headers(cls, headers: dict[str, str]) -> dict[str, str]:
         return DEFAULT_SESSION_HEADERS | {header.lower(): client for header, client in headers.items()}
-
-
-def list_cell_urls(database_url: str, cells: Mapping[str, Cell]) -> dict[str, str]:
-    """The database of each cell by name, the home cell first."""
-    return {HOME_CELL: database_url} | {name: cell.database_url for name, cell in cells.items()}
 
 
 _NO_QUOTA = TenantQuota()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 from pydantic import BaseModel, ValidationError
 
 from quire.errors import InvalidConfiguration
-from quire.settings.schema import Cell, ModelEntry, Settings, TenantQuota, Upstream
+from quire.settings.schema import ModelEntry, Settings, TenantQuota, Upstream
 
 ENV_PREFIX = "QUIRE_"
 MAX_FILE_BYTES = 1_000_000
@@ -21,7 +21,6 @@ TABLES: Mapping[str, type[BaseModel]] = {
     "models": ModelEntry,
     "upstreams": Upstream,
     "tenant_quotas": TenantQuota,
-    "cells": Cell,
 }
 """Settings that are tables of named entries. A later layer replaces the entries that it names, not the table."""
 ALIAS_TABLE = "context"

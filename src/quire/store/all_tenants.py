@@ -7,18 +7,15 @@ tenant. An event stream sees the numbers of heads, only of conversations that it
 import json
 from collections import defaultdict
 from collections.abc import Collection
-from contextlib import suppress
 from typing import NamedTuple
 
 from sqlalchemy import Connection, select, text
 
-from quire.db.database import TransactionOptions
 from quire.db.dialects import upsert
 from quire.db.notifications import ConversationKey
 from quire.db.schema import sweeps
-from quire.db.store_part import StorePart, TenantDatabase, read, read_bulk, read_inline, write
+from quire.db.store_part import StorePart, read, read_bulk, read_inline, write
 from quire.db.tenant_keys import list_encrypted_tenants
-from quire.errors import StoreUnavailable
 
 
 class ConversationActivity(NamedTuple):
@@ -132,40 +129,9 @@ def get_data_version(connection: Connection, _tenant: str) -> int | None:
 
 
 class AllTenants(StorePart):
-    """What background work and event streams read of all tenants. Of several cells, each part reads one. This is the
-    home cell's, if no other is named."""
+    """What background work and event streams read of all tenants."""
 
-    def __init__(self, base: TenantDatabase, cell: str | None = None) -> None:
-        super().__init__(base)
-        self._named_cell = cell
-
-    @property
-    def cell(self) -> str | None:
-        return self._named_cell or next(iter(self.base.database.cells), None)
-
-    def list_parts(self) -> list["AllTenants"]:
-        """One part for each cell, the home cell first. A single part if the database is one."""
-        return [AllTenants(self.base, name) for name in self.base.database.cells] or [self]
-
-    async def list_branch_heads(self, keys: Collection[ConversationKey]) -> dict[ConversationKey, dict[int, int]]:
-        """The head of every branch of these conversations, which may be of any tenant.
-
-        With cells, each tenant's are read as that tenant, because a cell may still have rows of one that has moved.
-        A lost cell's heads are missing.
-        """
-        if not self.base.database.cells:
-            return await self.run(read, list_branch_heads, keys)
-        by_tenant: defaultdict[str, list[ConversationKey]] = defaultdict(list)
-        for key in keys:
-            by_tenant[key[0]].append(key)
-        heads: dict[ConversationKey, dict[int, int]] = {}
-        for tenant, own in by_tenant.items():
-            with suppress(StoreUnavailable):
-                heads |= await self.base.database.read(
-                    lambda connection, own=own: list_branch_heads(connection, "", own), TransactionOptions(tenant)
-                )
-        return heads
-
+    list_branch_heads = read(list_branch_heads)
     list_updated_conversations = read_bulk(list_updated_conversations)
     get_sweep_time = read(get_sweep_time)
     record_sweep = write(record_sweep)

@@ -23,8 +23,6 @@ from quire.db.database import (
     LossCallback,
     ObservedDatabase,
     PoolStats,
-    ReadSession,
-    ReplicaState,
     TransactionObserver,
     TransactionOptions,
     WriteConflict,
@@ -72,7 +70,7 @@ from quire.log.types import (
 from quire.model import Entry, EntryKind, Manifest, Role, Span
 from quire.objects import MissingObject, ObjectStorage
 from quire.rows import DEFAULT_TENANT
-from quire.settings.schema import Cell, TenantMasking
+from quire.settings.schema import TenantMasking
 from quire.store import integrity
 from quire.store.all_tenants import AllTenants
 from quire.store.archives import Offloading, verify_stored
@@ -117,14 +115,11 @@ class SqlStore(StorePart):
         max_stored_bytes: int | None = None,
         masker_for: Callable[[str], SecretMasker | None] = lambda _: None,
         keys: TenantKeys | None = None,
-        session: ReadSession | None = None,
         objects: ObjectStorage | None = None,
     ) -> None:
         self._objects = objects
         self._masker_for, self.masker = masker_for, masker_for(tenant)
-        base = TenantDatabase(
-            database, tenant, max_stored_bytes=max_stored_bytes, masker=self.masker, keys=keys, session=session
-        )
+        base = TenantDatabase(database, tenant, max_stored_bytes=max_stored_bytes, masker=self.masker, keys=keys)
         super().__init__(base)
         self.passages = Passages(base)
         self.message_index = MessageIndex(base)
@@ -158,24 +153,18 @@ class SqlStore(StorePart):
         *,
         tenant: str = DEFAULT_TENANT,
         listen_url: str | None = None,
-        replica_url: str | None = None,
-        cells: Mapping[str, Cell] | None = None,
         masking: Mapping[str, TenantMasking] | None = None,
         keys: TenantKeys | None = None,
         object_storage: str | None = None,
     ) -> AsyncGenerator["SqlStore"]:
         """Opens `sqlite:///path` (created and migrated if needed) or `postgresql://…` (see `quire db upgrade`).
 
-        If `url` leads to a pooler, `listen_url` leads past it, for the connection of `notifications`. `replica_url`
-        leads to a streaming replica, which serves the reads of `lagging`. `cells` are more clusters for tenants, and
-        `url` is then their home cell. `masking` names the tenants whose secrets are masked before they are stored, and
-        `keys` encrypts what is stored. `object_storage` is the URL of what was moved there: see
-        `quire.store.archives`."""
+        If `url` leads to a pooler, `listen_url` leads past it, for the connection of `notifications`. `masking`
+        names the tenants whose secrets are masked before they are stored, and `keys` encrypts what is stored.
+        `object_storage` is the URL of what was moved there: see `quire.store.archives`."""
         objects = ObjectStorage(object_storage) if object_storage is not None else None
         encrypts = keys is not None and keys.wrapper is not None
-        database = await dialects.open_database(
-            url, listen_url=listen_url, replica_url=replica_url, cells=cells, encrypts=encrypts
-        )
+        database = await dialects.open_database(url, listen_url=listen_url, encrypts=encrypts)
         store = cls(database, tenant=tenant, masker_for=build_maskers(masking or {}), keys=keys, objects=objects)
         try:
             yield store
@@ -193,27 +182,6 @@ class SqlStore(StorePart):
             objects=self._objects,
         )
 
-    def lagging(self) -> "SqlStore":
-        """A store for the reads of one request, which may go to the replica. This store if there is none.
-
-        They see what this tenant wrote, by any process, and may lack what others of the tenant are writing. What
-        decides what a model is sent must not be read through it.
-        """
-        database = self.base.database
-        if database.get_replica_state() is None:
-            return self
-        store = SqlStore(
-            database,
-            tenant=self.tenant,
-            max_stored_bytes=self.base.max_stored_bytes,
-            masker_for=self._masker_for,
-            keys=self.base.keys,
-            session=ReadSession(),
-        )
-        # What the replica says about objects may be out of date.
-        store.offloading, store.base.restore = self.offloading, self.offloading.restore
-        return store
-
     async def close(self) -> None:
         await self.base.database.close()
 
@@ -229,33 +197,18 @@ class SqlStore(StorePart):
     async def check(self, *, max_age_seconds: float = 0.0) -> None:
         """Health check: raises a `StoreError` unless the database has the current schema and accepts writes.
 
-        Of several cells at least one must accept writes: `list_lost_cells` has those that do not. The result of the
-        write test may be as old as `max_age_seconds`.
+        The result of the write test may be as old as `max_age_seconds`.
         """
         database = self.base.database
         await database.check_writable(max_age_seconds=max_age_seconds)
-        for cell in set(database.cells or (None,)) - set(database.list_lost_cells()):
-            await database.read(migrate.check_version, TransactionOptions(self.tenant, cell=cell))
-
-    def list_lost_cells(self) -> list[str]:
-        """Names of the cells that are known to be unavailable."""
-        return self.base.database.list_lost_cells()
-
-    def list_cells(self) -> tuple[str, ...]:
-        """Names of all cells, the home cell first. Empty if the database is one."""
-        return self.base.database.cells
-
-    async def find_cell(self, tenant: str) -> str | None:
-        """The cell in which a tenant lives, or None if the database has no cells."""
-        return await self.base.database.find_cell(tenant)
+        await database.read(migrate.check_version, TransactionOptions(self.tenant))
 
     async def check_recordable(self) -> None:
         """Raises `StoreUnavailable` unless a reply could be recorded now: see `Database.check_recordable`."""
-        await self.base.database.check_recordable(self.tenant)
+        await self.base.database.check_recordable()
 
     def on_connection_loss(self, callback: LossCallback) -> None:
-        """Calls back when a connection to the database broke, so that caches of its state can be cleared, for the
-        tenants that the callback's argument accepts."""
+        """Calls back when a connection to the database broke, so that caches of its state can be cleared."""
         self.base.database.on_connection_loss(callback)
 
     def observe_transactions(self, observer: TransactionObserver) -> None:
@@ -264,9 +217,6 @@ class SqlStore(StorePart):
 
     def get_pool_stats(self) -> PoolStats:
         return self.base.database.get_pool_stats()
-
-    def get_replica_state(self) -> ReplicaState | None:
-        return self.base.database.get_replica_state()
 
     create_conversation = write(conversations.create_conversation)
     open_conversation = write(open_conversation)
@@ -369,8 +319,7 @@ class SqlStore(StorePart):
         """Wraps the data keys of all encrypted tenants with the current key-encryption key. Returns the tenants."""
         rewrapped = [
             tenant
-            for cell in self.all_tenants.list_parts()
-            for tenant in await cell.list_encrypted_tenants()
+            for tenant in await self.all_tenants.list_encrypted_tenants()
             if await self.base.keys.rewrap(self.base.database, tenant)
         ]
         await self.base.database.scrub()

@@ -130,7 +130,7 @@ async def list_conversations(
     """Lists conversations, most recently used first, optionally of one session, project, client, purpose or tag."""
     position = decode_cursor(cursor, _ConversationPosition)
     before = ConversationRecord(position.id, "", 0, position.updated_at) if position is not None else None
-    store = engine.store.lagging()
+    store = engine.store
     found = await store.list_conversations(limit=limit, before=before, tag=tag, **origin_filter._asdict())
     records = await store.fill_titles(*found)
     last = {"id": records[-1].id, "updated_at": records[-1].updated_at} if len(records) == limit else None
@@ -140,7 +140,7 @@ async def list_conversations(
 @origins_router.get("")
 async def list_origins(engine: ReadEngine) -> OriginListSchema:
     """Clients and projects that conversations come from, and their tags, for the filters of their list."""
-    store = engine.store.lagging()
+    store = engine.store
     counts = await store.list_origins()
     return OriginListSchema(
         items=[OriginCountSchema(**each._asdict()) for each in counts], tags=await store.list_tags()
@@ -161,7 +161,7 @@ async def create_conversation(
 async def get_conversation(
     engine: ReadEngine, caller: ReadCaller, conversation: ConversationId
 ) -> ConversationDetailSchema:
-    return await _load_detail(engine.store.lagging(), caller, conversation)
+    return await _load_detail(engine.store, caller, conversation)
 
 
 @router.patch("/{conversation}")
@@ -192,7 +192,7 @@ async def fork_conversation(engine: WriteEngine, conversation: ConversationId, b
 @router.get("/{conversation}/verify")
 async def verify_conversation(engine: ReadEngine, conversation: ConversationId) -> VerificationSchema:
     """Verifies the hash chain of every entry, and returns the entries that were changed."""
-    faults = await engine.store.lagging().verify_conversation(conversation)
+    faults = await engine.store.verify_conversation(conversation)
     return VerificationSchema(faults=[IntegrityFaultSchema.from_record(fault) for fault in faults])
 
 
@@ -245,7 +245,7 @@ async def list_entries(
     kinds: Annotated[list[EntryKind] | None, Query(description="Only entries of these kinds.")] = None,
 ) -> EntryPage:
     """Lists the entries `first` to `last`. Compacted entries are included."""
-    store = engine.store.lagging()
+    store = engine.store
     record = await store.get_branch(conversation, branch)
     # Not beyond the returned head, even if entries were appended since.
     last = min(last or record.head_seq, record.head_seq)
@@ -274,7 +274,7 @@ async def list_entries(
 async def get_entry(
     engine: ReadEngine, conversation: ConversationId, seq: EntrySeq, branch: BranchQuery = MAIN_BRANCH
 ) -> EntrySchema:
-    entry = await engine.store.lagging().get_entry(conversation, seq, branch=branch)
+    entry = await engine.store.get_entry(conversation, seq, branch=branch)
     return await respond_sized(len(entry.raw), lambda: entry_to_schema(entry))
 
 

@@ -4,7 +4,6 @@ These routes need no API key and reveal nothing about conversations.
 """
 
 import asyncio
-from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -27,21 +26,7 @@ router = APIRouter(tags=["health"])
 
 
 class HealthSchema(BaseModel):
-    status: str = Field(
-        description="`ok`, or `degraded` if some cells cannot be reached; a failing server returns a problem, or does "
-        "not answer."
-    )
-
-
-class ReadinessSchema(HealthSchema):
-    replica: Literal["unknown", "ok", "behind", "unreachable"] | None = Field(
-        default=None,
-        description="State of the database in `replica_url`, as last seen. While it is not `ok` the primary serves its "
-        "reads, so it never fails the check. Absent without one.",
-    )
-    lost_cells: list[str] | None = Field(
-        default=None, description="Names of cells that cannot be reached; the tenants in all others are served."
-    )
+    status: str = Field(description="`ok`; a failing server returns a problem, or does not answer.")
 
 
 @router.get("/healthz")
@@ -50,8 +35,8 @@ async def check_liveness() -> HealthSchema:
     return HealthSchema(status="ok")
 
 
-@router.get("/readyz", response_model=ReadinessSchema, response_model_exclude_none=True)
-async def check_readiness(request: Request) -> ReadinessSchema | JSONResponse:
+@router.get("/readyz", response_model=HealthSchema)
+async def check_readiness(request: Request) -> HealthSchema | JSONResponse:
     """Readiness: the database accepts writes and has the right schema, and the server is not stopping."""
     server_state = get_server_state(request)
     streams: StreamRegistry = request.app.state.streams
@@ -71,13 +56,7 @@ async def check_readiness(request: Request) -> ReadinessSchema | JSONResponse:
     except StoreError:
         # The message may contain host and user names, which must not be public.
         return _not_ready_response("store_unavailable", "The database cannot be reached.")
-    replica = server_state.store.get_replica_state()
-    health = ReadinessSchema(
-        status="ok",
-        replica=replica.status if replica is not None else None,
-        lost_cells=server_state.store.list_lost_cells() or None,
-    )
-    return health.model_copy(update={"status": "degraded"}) if health.lost_cells else health
+    return HealthSchema(status="ok")
 
 
 def _not_ready_response(code: str, detail: str) -> JSONResponse:
@@ -90,7 +69,4 @@ async def get_metrics(request: Request) -> Response:
     server_state = get_server_state(request)
     metrics = get_telemetry(request).metrics
     metrics.set_connections(server_state.store.get_pool_stats())
-    if (replica := server_state.store.get_replica_state()) is not None:
-        metrics.set_replica(replica)
-    metrics.set_cells(server_state.store.list_cells(), lost=server_state.store.list_lost_cells())
     return Response(metrics.export(), media_type=METRICS_MEDIA_TYPE)

@@ -41,7 +41,7 @@ async def read_stats(
     """Reads tokens, cost, cache share, compactions and recall of the tenant, the items in use, and the turns that cost
     most. It reads a roll-up, so it is quick for any number of turns."""
     await _count_inline(engine)
-    store = engine.store.lagging()
+    store = engine.store
     insights = await read_insights(store.usage, since=since, groupings=by or USAGE_GROUPINGS, limit=limit)
     ids = {turn.conversation for turn in insights.report.turns}
     records = await store.fill_titles(*[await store.get_conversation(each) for each in sorted(ids)])
@@ -55,7 +55,7 @@ async def list_findings(engine: SearchEngine, state: StateDep) -> ScanReportSche
     program will delete are listed on the server of the user alone."""
     await _count_inline(engine)
     found = await run_in_threadpool(find_sources, state.environ) if state.is_local else []
-    return ScanReportSchema.from_report(await read_findings(engine.store.lagging(), found))
+    return ScanReportSchema.from_report(await read_findings(engine.store, found))
 
 
 @router.get("/references")
@@ -64,7 +64,7 @@ async def read_document_graph(
 ) -> DocumentGraphSchema:
     """Lists pairs of documents that the same conversations use, those with the most conversations first."""
     await _count_inline(engine)
-    return DocumentGraphSchema.from_pairs(await engine.store.lagging().usage.read_document_pairs(limit=limit))
+    return DocumentGraphSchema.from_pairs(await engine.store.usage.read_document_pairs(limit=limit))
 
 
 async def _count_inline(engine: Engine) -> None:

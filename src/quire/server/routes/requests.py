@@ -49,7 +49,7 @@ async def list_requests(
     last: Annotated[int | None, Query(ge=1, le=2**62, description="Last reply to list.")] = None,
 ) -> RequestListSchema:
     """Lists the newest requests up to `last`, oldest first."""
-    store = engine.store.lagging()
+    store = engine.store
     manifests = await store.list_manifests(conversation, branch=branch, limit=limit, last=last)
     entries = await store.get_entries(conversation, [seq for seq, _ in manifests], branch=branch)
     replies = {entry.seq: entry for entry in entries}
@@ -72,14 +72,14 @@ async def get_timeline(
 
     Imported requests have what their usage says.
     """
-    timeline = await load_timeline(engine.store.lagging(), conversation, branch=branch, since=since, limit=limit)
+    timeline = await load_timeline(engine.store, conversation, branch=branch, since=since, limit=limit)
     return TimelineSchema.from_timeline(timeline, conversation=conversation, branch=branch)
 
 
 @router.get("/api/conversations/{conversation}/client-compactions")
 async def list_client_compactions(engine: ReadEngine, conversation: ConversationId) -> ClientCompactionListSchema:
     """Lists the compactions that an agent made in the conversation's session, and what its summaries leave out."""
-    store = engine.store.lagging()
+    store = engine.store
     found = await find_client_compactions(store, await store.get_conversation(conversation))
     return ClientCompactionListSchema(items=[ClientCompactionSchema.from_compaction(each) for each in found])
 

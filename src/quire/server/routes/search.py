@@ -122,7 +122,7 @@ async def search(
         order=order,
         min_score=min_score,
         limit=limit,
-        reader=engine.store.lagging(),
+        reader=engine.store,
         refresh_seconds=REQUEST_REFRESH_SECONDS,
     )
     documents = await search_documents(engine, query, limit=limit)

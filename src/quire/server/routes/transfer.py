@@ -64,7 +64,7 @@ class TranscriptResponse(ClosingStreamingResponse):
 )
 async def export_conversation(engine: ExportEngine, conversation: ConversationId) -> NdjsonResponse:
     """Exports a conversation, one object a line. An export without a last line with `line` = `end` is incomplete."""
-    store = engine.store.lagging()
+    store = engine.store
     await store.get_branch(conversation)
     disposition = f"attachment; filename*=UTF-8''{quote(conversation, safe='')}.jsonl"
     lines = (f"{line}\n" async for line in store.export_conversation(conversation))
@@ -82,7 +82,7 @@ async def export_transcript(
 ) -> TranscriptResponse:
     """Exports a branch as Markdown to read or share: secrets of known formats are masked, and thinking and attachments
     are left out. It cannot be imported."""
-    store = engine.store.lagging()
+    store = engine.store
     [record] = await store.fill_titles(await store.get_conversation(conversation))
     transcript = SharedTranscript(store, record, await store.get_branch(conversation, branch), format="markdown")
     disposition = f"attachment; filename*=UTF-8''{quote(conversation, safe='')}.md"

@@ -6,11 +6,10 @@ template, a model only if the settings name it.
 
 import asyncio
 import logging
-import math
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from quire import errors
-from quire.db.database import PoolStats, ReplicaState
+from quire.db.database import PoolStats
 from quire.errors import ModelError, QuireError, StoreError
 from quire.model import Compaction, Usage
 from quire.model.context_events import (
@@ -73,29 +72,6 @@ _STORE_ERROR_KINDS: dict[type[QuireError], str] = {
     errors.SchemaOutdated: "schema",
     errors.StoreError: "other",
 }
-
-
-class _ReplicaMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.up = Gauge(
-            "quire_replica_up",
-            "Whether reads may go to the replica: 1 or 0.",
-            registry=registry,
-            multiprocess_mode="livemin",
-        )
-        self.lag = Gauge(
-            "quire_replica_lag_seconds",
-            "Time by which the replica is behind, as last measured.",
-            registry=registry,
-            multiprocess_mode="livemax",
-        )
-        self.reads = Gauge(
-            "quire_replica_reads",
-            "Reads on the replica, and sessions of reads that could have used it and used the primary.",
-            ("from",),
-            registry=registry,
-            multiprocess_mode="livesum",
-        )
 
 
 class Metrics:
@@ -150,15 +126,6 @@ class Metrics:
             buckets=_LATENCY_BUCKETS_SECONDS,
         )
         self._connections = gauge("quire_store_connections", "Database connections by state.", ("state",))
-        self._replica: _ReplicaMetrics | None = None
-        """Only with a replica: without one, an alert on 0 would fire."""
-        self._cells = Gauge(
-            "quire_cell_available",
-            "1 if a cell can be reached, 0 if not.",
-            ("cell",),
-            registry=registry,
-            multiprocess_mode="livemin",
-        )
         # Exported at 0 before the first event: an alert on growth needs the previous value.
         for decision in get_args(GatewayDecision):
             self.gateway_requests.labels(decision)
@@ -226,17 +193,6 @@ class Metrics:
     def set_connections(self, connections: PoolStats) -> None:
         self._connections.labels("in_use").set(connections.in_use)
         self._connections.labels("idle").set(connections.idle)
-
-    def set_replica(self, state: ReplicaState) -> None:
-        self._replica = self._replica or _ReplicaMetrics(self._registry)
-        self._replica.up.set(state.status == "ok")
-        self._replica.lag.set(math.nan if state.lag_seconds is None else state.lag_seconds)
-        self._replica.reads.labels("replica").set(state.replica_reads)
-        self._replica.reads.labels("primary").set(state.primary_reads)
-
-    def set_cells(self, cells: Collection[str], *, lost: Collection[str]) -> None:
-        for cell in cells:
-            self._cells.labels(cell).set(cell not in lost)
 
     def export(self) -> bytes:
         """Returns the metrics of all worker processes in Prometheus' text format."""
