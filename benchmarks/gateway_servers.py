@@ -207,7 +207,7 @@ async def serve_gateway(upstream: str, url: str, window: str) -> None:
     """Serves the gateway as in a deployment: it enqueues background jobs, and a worker would run them."""
     from quire.server.app import create_app
     from quire.server.lifecycle import THREAD_SWITCH_SECONDS
-    from quire.server.process_memory import return_freed_memory, shorten_collections
+    from quire.server.process_memory import shorten_collections
     from quire.server.state import open_server_state
     from quire.settings import Settings
     from quire.settings.schema import Upstream
@@ -224,7 +224,6 @@ async def serve_gateway(upstream: str, url: str, window: str) -> None:
         app = create_app(server_state)
         # As `quire serve` does.
         sys.setswitchinterval(THREAD_SWITCH_SECONDS)
-        return_freed_memory()
         async with shorten_collections():
             with profile_requests():
                 await serve(app)

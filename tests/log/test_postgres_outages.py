@@ -105,7 +105,6 @@ async def test_a_lock_that_stays_is_reported_as_busy(
 ):
     monkeypatch.setattr(postgres, "_LOCK_SECONDS", 0.2)
     monkeypatch.setattr(postgres, "_CONVERSATION_WAIT_SECONDS", 0.2)
-    postgres._settings_sql.cache_clear()
     with psycopg.connect(cluster.url("quire")) as holder:
         holder.execute("SELECT 1 FROM quire_branches WHERE conversation = 'hot' FOR UPDATE")
         results = await asyncio.gather(*(append(store, "hot") for _ in range(6)), return_exceptions=True)
@@ -114,7 +113,6 @@ async def test_a_lock_that_stays_is_reported_as_busy(
         with pytest.raises(StoreBusy):
             await store.get_branch("hot")
         assert store.base.database._engine.pool is pool
-    postgres._settings_sql.cache_clear()
     assert all(isinstance(each, StoreBusy) for each in results), results
 
 
@@ -124,7 +122,7 @@ async def test_a_broken_connection_is_replaced_between_two_turns(cluster: Cluste
     close_sessions(cluster)
     branch = await store.get_branch("kept")
     close_sessions(cluster)
-    record = make_turn(*make_messages(2))._replace(expected_branch=branch)
+    record = make_turn(*make_messages(2))
     stored = await store.record_reply("kept", record, after=branch.head_path)
     assert await store.read_range("kept") == stored
     assert store.get_pool_stats().in_use <= 1
@@ -214,7 +212,7 @@ async def test_reset_connections_are_replaced_and_reported(cluster: Cluster):
         url = f"postgresql://quire_app@127.0.0.1:{proxy.port}/quire?application_name=proxied"
         losses: list[str] = []
         async with SqlStore.open(url, tenant="proxied") as store:
-            store.on_connection_loss(lambda _: losses.append("lost"))
+            store.on_connection_loss(lambda: losses.append("lost"))
             await store.create_conversation("cold")
             proxy.reset_connections()
             assert len(await append(store)) == 1

@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 
 from quire.db.dialects import upsert
-from quire.db.raw_sql import batch_statements, execute, fetch
+from quire.db.raw_sql import execute, fetch
 from quire.db.schema import api_keys, costs, spend_reservations, spending, stored_bytes
 from quire.db.store_part import StorePart, read, read_inline, write
 from quire.db.stored_bytes import UncountedBytes
@@ -189,9 +189,8 @@ def reserve_spend(
         "expires_at": at + RESERVATION_SECONDS * 1_000_000,
         "stored_bytes": storage.stored_bytes if storage is not None else 0,
     }
-    with batch_statements(connection):
-        execute(connection, _DISCARD_EXPIRED, {"tenant": tenant, "now": at})
-        execute(connection, _RESERVE, row)
+    execute(connection, _DISCARD_EXPIRED, {"tenant": tenant, "now": at})
+    execute(connection, _RESERVE, row)
     return reservation
 
 

@@ -1,14 +1,13 @@
 """`Database` protocol: read and write transactions, short inline reads, instrumentation, and error mapping."""
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.sql import ClauseElement
 
 from quire.db.notifications import Notifications
 from quire.errors import (
@@ -72,20 +71,8 @@ class Database(Protocol):
         """Runs `work` on a consistent snapshot."""
         ...
 
-    async def fetch(self, statement: ClauseElement, params: Mapping[str, Any], tenant: str) -> list[Any]:
-        """The rows of a short query by itself, in one round trip."""
-        ...
-
     async def write(self, work: Work[T], options: TransactionOptions) -> T:
         """Runs `work` in a transaction, which is rolled back if `work` raises."""
-        ...
-
-    async def write_unread(self, work: Work[T], options: TransactionOptions) -> T:
-        """Runs `work`, which need not read anything, in a transaction of one round trip if the database allows it.
-
-        Raises `WriteConflict` if a guard found no row, so that nothing was written, or if the connection broke: then
-        the write may be stored or not.
-        """
         ...
 
     async def check_writable(self, *, max_age_seconds: float) -> None:
@@ -108,10 +95,6 @@ class Database(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-class WriteConflict(Exception):
-    """A write that read nothing did not find what it expected. The usual transaction says what is stored."""
 
 
 class InlineReadTooLong(Exception):
@@ -158,17 +141,9 @@ class ObservedDatabase:
         with self._observe("read"):
             return await self._database.read(work, options)
 
-    async def fetch(self, statement: ClauseElement, params: Mapping[str, Any], tenant: str) -> list[Any]:
-        with self._observe("read"):
-            return await self._database.fetch(statement, params, tenant)
-
     async def write(self, work: Work[T], options: TransactionOptions) -> T:
         with self._observe("write"):
             return await self._database.write(work, options)
-
-    async def write_unread(self, work: Work[T], options: TransactionOptions) -> T:
-        with self._observe("write"):
-            return await self._database.write_unread(work, options)
 
     @contextmanager
     def _observe(self, kind: TransactionKind) -> Generator[None]:

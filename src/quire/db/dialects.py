@@ -2,15 +2,16 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Insert, Table, bindparam, select, text
 
-from quire.db.column_types import Converter, Sealed, current_cipher
+from quire.db.column_types import Sealed, current_cipher
 from quire.db.database import Database, check_inline_rows
 from quire.db.database_url import parse_database_url
-from quire.db.raw_sql import execute_sql, fetch, get_driver, is_unread, open_cursor, yield_to_event_loop
+from quire.db.raw_sql import execute_sql, fetch, set_local, yield_to_event_loop
 from quire.db.schema import paths
 from quire.errors import StoreError
 from quire.model.base import replace_lone_surrogates
@@ -22,18 +23,8 @@ if TYPE_CHECKING:
 PathMatch = tuple[int, str, int, int]
 """Index in the list of paths, conversation, branch, seq."""
 
-MAX_VALUES_ROWS = 4
-"""Maximum rows of a VALUES insert on PostgreSQL, which avoids the driver's slow encoding of JSON in arrays."""
 MAX_INSERT_ROWS = 200
 """Maximum rows of one statement: the driver encodes them on the event loop."""
-
-_POSTGRES_ARRAY_TYPES = {
-    "TEXT": "text[]",
-    "BIGINT": "bigint[]",
-    "INTEGER": "integer[]",
-    "DOUBLE": "double precision[]",
-    "BLOB": "bytea[]",
-}
 
 
 async def open_database(url: str, *, listen_url: str | None = None, encrypts: bool = False) -> Database:
@@ -62,7 +53,7 @@ def sanitize_text(text: str) -> str:
 def allow_key_lookup(connection: Connection, key_id: str) -> None:
     """Lets this transaction see the key with this id, whose tenant is not known yet (row-level security)."""
     if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT set_config('quire.key_id', :id, true)"), {"id": key_id})
+        execute_sql(connection, set_local("quire.key_id", key_id))
 
 
 def insert_or_ignore(connection: Connection, table: Table) -> Insert:
@@ -98,56 +89,20 @@ def _upsert(table: Table, backend: str, replace: tuple[str, ...], increment: tup
 def insert_rows(
     connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *, ignore_existing: bool = False
 ) -> int:
-    """Inserts many rows, `MAX_INSERT_ROWS` in one statement; returns the number of inserted rows.
+    """Inserts many rows, all with the columns of the first; returns the number of inserted rows.
 
-    All rows have the columns of the first. With `ignore_existing`, rows whose key exists are skipped.
+    With `ignore_existing`, rows whose key exists are skipped.
     """
-    rows = _seal_rows(table, rows)
-    use_values = connection.dialect.name == "postgresql" and len(rows) <= MAX_VALUES_ROWS
-    if use_values:
-        statement = _values_statement(table, tuple(rows[0]), len(rows))
-    else:
-        statement = _insert_statement(table, tuple(rows[0]), connection.dialect.name)
-    if ignore_existing:
-        statement = f"{statement} ON CONFLICT DO NOTHING"
-    if use_values:
-        params = {f"{name}_{index}": value for index, row in enumerate(rows) for name, value in row.items()}
-        return execute_sql(connection, statement, params)
-    inserted = 0
-    for start in range(0, len(rows), MAX_INSERT_ROWS):
-        if start:
-            yield_to_event_loop(connection)
-        inserted += _execute_rows(connection, statement, rows[start : start + MAX_INSERT_ROWS])
-    return inserted
+    names = tuple(rows[0])
+    suffix = " ON CONFLICT DO NOTHING" if ignore_existing else ""
+    return _insert_values(connection, table, names, [tuple([row[name] for name in names]) for row in rows], suffix)
 
 
 def insert_tuples(
     connection: Connection, table: Table, names: tuple[str, ...], rows: Sequence[tuple[Any, ...]]
 ) -> None:
     """Inserts many rows like `insert_rows`, each given as the values of these columns: without a dictionary per row."""
-    backend = connection.dialect.name
-    if is_unread(connection) or (backend == "postgresql" and len(rows) <= MAX_VALUES_ROWS):
-        insert_rows(connection, table, [dict(zip(names, row, strict=True)) for row in rows])
-        return
-    if (cipher := current_cipher.get()) is not None:
-        sealed = [_find_sealed(table).get(name) for name in names]
-        rows = [
-            tuple([seal(cipher, value) if seal and value else value for seal, value in zip(sealed, row, strict=True)])
-            for row in rows
-        ]
-    statement = _insert_statement(table, names, backend, by_position=True)
-    if backend == "sqlite" and len(rows) == 1:
-        get_driver(connection).execute(statement, rows[0])
-        return
-    for start in range(0, len(rows), MAX_INSERT_ROWS):
-        if start:
-            yield_to_event_loop(connection)
-        some = rows[start : start + MAX_INSERT_ROWS]
-        with open_cursor(connection) as cursor:
-            if backend == "sqlite":
-                cursor.executemany(statement, some)
-            else:
-                cursor.execute(statement, [list(column) for column in zip(*some, strict=True)])
+    _insert_values(connection, table, names, rows, "")
 
 
 def append_bytes(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], column: str) -> None:
@@ -157,52 +112,35 @@ def append_bytes(connection: Connection, table: Table, rows: Sequence[Mapping[st
     if connection.dialect.name == "sqlite":
         # In SQLite `||` of two blobs returns TEXT with the same bytes.
         concatenated = f"CAST({concatenated} AS BLOB)"
-    statement = _insert_statement(table, tuple(rows[0]), connection.dialect.name)
-    rows = _seal_rows(table, rows)
-    _execute_rows(connection, f"{statement} ON CONFLICT ({key}) DO UPDATE SET {column} = {concatenated}", rows)
+    names = tuple(rows[0])
+    suffix = f" ON CONFLICT ({key}) DO UPDATE SET {column} = {concatenated}"
+    _insert_values(connection, table, names, [tuple([row[name] for name in names]) for row in rows], suffix)
 
 
-def _seal_rows(table: Table, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    cipher = current_cipher.get()
-    if cipher is None:
-        return rows
-    sealed = _find_sealed(table).items()
-    return [{**row, **{name: seal(cipher, row[name]) for name, seal in sealed if row.get(name)}} for row in rows]
-
-
-@cache
-def _find_sealed(table: Table) -> dict[str, Converter]:
-    return {column.name: column.type.seal for column in table.c if isinstance(column.type, Sealed)}
-
-
-def _execute_rows(connection: Connection, statement: str, rows: Sequence[Mapping[str, Any]]) -> int:
-    if is_unread(connection):
-        return execute_sql(connection, statement, {name: [row[name] for row in rows] for name in rows[0]})
-    with open_cursor(connection) as cursor:
-        if connection.dialect.name == "sqlite":
-            cursor.executemany(statement, rows)
-        else:
-            cursor.execute(statement, {name: [row[name] for row in rows] for name in rows[0]})
-        return cursor.rowcount
-
-
-@cache
-def _values_statement(table: Table, names: tuple[str, ...], count: int) -> str:
-    types = {name: _POSTGRES_ARRAY_TYPES[str(table.c[name].type)].removesuffix("[]") for name in names}
-    rows = (", ".join(f"%({name}_{index})s::{types[name]}" for name in names) for index in range(count))
-    return f"INSERT INTO {table.name} ({', '.join(names)}) VALUES {', '.join(f'({row})' for row in rows)}"  # noqa: S608 (our names)
-
-
-@cache
-def _insert_statement(table: Table, names: tuple[str, ...], backend: str, *, by_position: bool = False) -> str:
-    """Values are parameters by name, or by position in the order of `names`."""
-    into = f"INSERT INTO {table.name} ({', '.join(names)})"
-    if backend == "sqlite":
-        return f"{into} VALUES ({', '.join('?' if by_position else f':{name}' for name in names)})"
-    arrays = ", ".join(
-        f"{'%s' if by_position else f'%({name})s'}::{_POSTGRES_ARRAY_TYPES[str(table.c[name].type)]}" for name in names
-    )
-    return f"{into} SELECT * FROM unnest({arrays})"  # noqa: S608 (our names)
+def _insert_values(
+    connection: Connection, table: Table, names: tuple[str, ...], rows: Sequence[tuple[Any, ...]], suffix: str
+) -> int:
+    """Inserts rows as `INSERT … VALUES`, which a distributed PostgreSQL routes to the shard of each row."""
+    if (cipher := current_cipher.get()) is not None:
+        sealed = [table.c[name].type for name in names]
+        seals = [each.seal if isinstance(each, Sealed) else None for each in sealed]
+        rows = [
+            tuple([seal(cipher, value) if seal and value else value for seal, value in zip(seals, row, strict=True)])
+            for row in rows
+        ]
+    is_sqlite = connection.dialect.name == "sqlite"
+    values = ", ".join("?" if is_sqlite else "%s" for _ in names)
+    statement = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({values}){suffix}"  # noqa: S608 (our names)
+    if len(rows) == 1:
+        return execute_sql(connection, statement, rows[0]).rowcount
+    inserted = 0
+    for start in range(0, len(rows), MAX_INSERT_ROWS):
+        if start:
+            yield_to_event_loop(connection)
+        with closing(connection.connection.cursor()) as cursor:
+            cursor.executemany(statement, rows[start : start + MAX_INSERT_ROWS])
+            inserted += cursor.rowcount
+    return inserted
 
 
 def find_longest_path_sqlite(

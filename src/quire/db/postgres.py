@@ -6,15 +6,13 @@ Every wait is bounded: for a connection, for a lock, for a statement, and for a 
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
-from functools import lru_cache
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ParamSpec, cast
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from sqlalchemy import URL, Connection, Engine, Pool, event
-from sqlalchemy.sql import ClauseElement
 
 from quire.db import migrate
 from quire.db.column_types import set_encrypts
@@ -25,25 +23,14 @@ from quire.db.database import (
     T,
     TransactionOptions,
     Work,
-    WriteConflict,
     map_database_errors,
 )
 from quire.db.notifications import Notifications, PostgresTransport, build_notify_sql, take_changes
-from quire.db.raw_sql import (
-    Statement,
-    UnreadConnection,
-    combine_statements,
-    compile_with_literals,
-    execute_text,
-    fetch_last,
-    get_driver,
-)
+from quire.db.raw_sql import execute_sql, get_driver, set_local
 from quire.errors import MissingExtra, StoreBusy, StoreFull, StoreReadOnly, StoreUnavailable
 
 if TYPE_CHECKING:
     from quire.db.deadline_connection import DeadlineConnection
-
-P = ParamSpec("P")
 
 WRITE_PROOF_SECONDS = 1.0
 """Seconds for which a write shows that the next one succeeds too."""
@@ -133,10 +120,6 @@ _TEST_WRITE = """
 """
 
 
-class BrokenConnection(Exception):
-    """A transaction ended because its connection was broken. It may have been committed."""
-
-
 class PostgresDatabase:
     def __init__(self, engine: Any, *, listen_url: URL | None = None) -> None:
         self._engine, self._listen_url = engine, listen_url
@@ -148,10 +131,6 @@ class PostgresDatabase:
         self._breaker = CircuitBreaker(self._probe)
         self._writers: WeakValueDictionary[tuple[str, str], asyncio.Semaphore] = WeakValueDictionary()
         self._loss_callbacks: list[LossCallback] = []
-        self._parked: list[tuple[Connection, Pool]] = []
-        """Connections that stay checked out between short transactions, the last one used at the end."""
-        self._waiting = 0
-        """Transactions that wait for a connection of the pool."""
 
     @classmethod
     async def open(cls, url: URL, *, listen_url: URL | None = None, encrypts: bool = False) -> "PostgresDatabase":
@@ -160,10 +139,10 @@ class PostgresDatabase:
             import_module("psycopg")
             from sqlalchemy.ext.asyncio import create_async_engine
 
-            from quire.db.deadline_connection import CONNECT_SECONDS, DeadlineConnection
+            from quire.db.deadline_connection import DeadlineConnection, list_time_limits
         except ImportError as missing:
             raise MissingExtra(extra="postgres", feature="PostgreSQL") from missing
-        # Autocommit, because BEGIN is sent together with the tenant setting in one round trip.
+        # Autocommit, because BEGIN is sent in one round trip with what sets the tenant.
         engine = create_async_engine(
             url.set(drivername="postgresql+psycopg"),
             isolation_level="AUTOCOMMIT",
@@ -174,7 +153,7 @@ class PostgresDatabase:
             pool_use_lifo=True,
             pool_timeout=_POOL_WAIT_SECONDS,
             pool_pre_ping=False,
-            connect_args={"async_creator_fn": DeadlineConnection.connect, "connect_timeout": CONNECT_SECONDS},
+            connect_args={"async_creator_fn": DeadlineConnection.connect, **list_time_limits(url)},
         )
         set_encrypts(engine.sync_engine.dialect, value=encrypts)
         event.listen(engine.sync_engine, "connect", _set_up_connection)
@@ -188,62 +167,12 @@ class PostgresDatabase:
 
     async def read(self, work: Work[T], options: TransactionOptions) -> T:
         await self._breaker.check(is_write=False)
-        begin, seconds = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", options.statement_seconds
-        begin_sql = f"{begin}; {_settings_sql(options.tenant, seconds)}"
-        return await self._run(lambda connection, _: work(connection), begin_sql, "COMMIT", seconds)
-
-    async def fetch(self, statement: ClauseElement, params: Mapping[str, Any], tenant: str) -> list[Any]:
-        """Sends the query in one message with the settings, which PostgreSQL executes as one transaction."""
-        await self._breaker.check(is_write=False)
-        with map_database_errors():
-            query = compile_with_literals(statement, params)
-        sql = f"{_settings_sql(tenant, REQUEST_STATEMENT_SECONDS)}; {query}"
-
-        async def run(driver: Any) -> list[Any]:
-            cursor = await driver.execute(sql)
-            while cursor.nextset():
-                pass
-            return await cursor.fetchall()
-
-        try:
-            return await self._run_natively(run, REQUEST_STATEMENT_SECONDS)
-        except BrokenConnection:
-            # Reconnects once.
-            return await self._run(lambda _, cursor: fetch_last(cursor), sql, "", REQUEST_STATEMENT_SECONDS)
+        return await self._run(work, options, writes=False)
 
     async def write(self, work: Work[T], options: TransactionOptions) -> T:
         async with self._limit_writers(options.tenant, options.conversation):
             await self._breaker.check(is_write=True)
-            begin_sql = f"BEGIN; {_settings_sql(options.tenant, options.statement_seconds)}"
-            # A COMMIT that waits for a synchronous standby succeeds when `statement_timeout` ends it, although the
-            # standby does not have the transaction.
-            commit_sql = "SET LOCAL statement_timeout = 0; COMMIT"
-            result = await self._run(
-                lambda connection, _: work(connection), begin_sql, commit_sql, options.statement_seconds
-            )
-            self._breaker.confirm_write()
-            return result
-
-    async def write_unread(self, work: Work[T], options: TransactionOptions) -> T:
-        """Sends all statements of `work` in one message, which PostgreSQL executes as one transaction."""
-        from psycopg.errors import DivisionByZero, IntegrityError
-
-        async with self._limit_writers(options.tenant, options.conversation):
-            await self._breaker.check(is_write=True)
-            unread = UnreadConnection()
-            result = work(cast(Connection, unread))
-
-            async def run(driver: Any) -> None:
-                try:
-                    await _execute_at_once(driver, options, unread.statements)
-                except (DivisionByZero, IntegrityError) as error:
-                    raise WriteConflict from error
-
-            try:
-                await self._run_natively(run, options.statement_seconds)
-            except BrokenConnection as error:
-                raise WriteConflict from error
-            self.notifications.announce_changes(take_changes(cast(Connection, unread)))
+            result = await self._run(work, options, writes=True)
             self._breaker.confirm_write()
             return result
 
@@ -268,31 +197,16 @@ class PostgresDatabase:
         finally:
             writers.release()
 
-    async def _run(
-        self,
-        work: Callable[[Connection, Any], T],
-        begin_sql: str,
-        commit_sql: str,
-        statement_seconds: float,
-    ) -> T:
-        """Runs `work` between two messages of statements. Its second argument is the cursor of the first message."""
-        return await self._spawn(self._run_transaction, work, begin_sql, commit_sql, statement_seconds)
-
-    async def _spawn(self, run: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _run(self, work: Work[T], options: TransactionOptions, *, writes: bool) -> T:
         from sqlalchemy.util import greenlet_spawn
 
-        with self._count_transaction():
-            return await greenlet_spawn(run, *args, **kwargs)
-
-    @contextmanager
-    def _count_transaction(self) -> Generator[None]:
         if self._is_closed:
             raise StoreUnavailable("The store is closed; open it again.")
         self._transactions += 1
         self._is_idle.clear()
         try:
             with map_database_errors():
-                yield
+                return await greenlet_spawn(self._run_transaction, work, options, writes)
         except StoreUnavailable as failure:
             self._breaker.trip(failure)
             self._report_connection_loss()
@@ -302,82 +216,14 @@ class PostgresDatabase:
             if not self._transactions:
                 self._is_idle.set()
 
-    async def _run_natively(self, run: Callable[[Any], Awaitable[T]], statement_seconds: float) -> T:
-        """Runs a short transaction on the driver's connection.
-
-        SQLAlchemy would switch between greenlets at each wait, and check the connection out and in, which takes as long
-        as the statement. So a few of the pool's connections stay checked out between these transactions. All others
-        take them too. Raises `BrokenConnection` if the connection was broken before or is now.
-        """
-        from psycopg import OperationalError
-        from sqlalchemy.util import greenlet_spawn
-
-        with self._count_transaction():
-            connection, pool = self._take_parked() or await greenlet_spawn(self._check_out)
-            driver = get_driver(connection)
-            driver.deadline_seconds = statement_seconds + _DEADLINE_MARGIN_SECONDS
-            try:
-                result = await run(driver)
-            except BaseException as error:
-                is_closed = driver.closed
-                await self._discard(connection, pool)
-                if is_closed and isinstance(error, OperationalError):
-                    self._report_connection_loss()
-                    raise BrokenConnection from error
-                raise
-            if self._is_closed or self._waiting or pool is not self._engine.sync_engine.pool:
-                await self._discard(connection, pool)
-            else:
-                self._parked.append((connection, pool))
-            return result
-
-    def _run_transaction(
-        self,
-        work: Callable[[Connection, Any], T],
-        begin_sql: str,
-        commit_sql: str,
-        statement_seconds: float,
-    ) -> T:
-        connection, cursor, pool = self._begin(begin_sql, statement_seconds)
-        with self._use(connection, pool):
-            result = work(connection, cursor)
-            if commit_sql:
-                execute_text(connection, commit_sql)
-            self.notifications.announce_changes(take_changes(connection))
-            return result
-
-    def _take_parked(self) -> tuple[Connection, Pool] | None:
-        """A connection that stayed checked out after its last transaction."""
-        return self._parked.pop() if self._parked else None
-
-    def _check_out(self) -> tuple[Connection, Pool]:
-        """Checks a connection out, with its pool. While this waits for one, none is parked."""
-        engine: Engine = self._engine.sync_engine
-        # Another transaction may replace the pool before this one has its connection.
-        pool = engine.pool
-        self._waiting += 1
-        try:
-            return engine.connect(), pool
-        finally:
-            self._waiting -= 1
-
-    async def _discard(self, connection: Connection, pool: Pool) -> None:
-        """Returns a connection to the pool, or drops it if it is closed or its pool was replaced."""
-        from sqlalchemy.util import greenlet_spawn
-
-        def discard() -> None:
-            if get_driver(connection).closed or self._is_closed or pool is not self._engine.sync_engine.pool:
-                connection.invalidate()
-            connection.close()
-
-        await greenlet_spawn(discard)
-
-    @contextmanager
-    def _use(self, connection: Connection, pool: Pool) -> Generator[None]:
-        """Returns the connection to its pool after the block, unless one of them is not to be used again."""
+    def _run_transaction(self, work: Work[T], options: TransactionOptions, writes: bool) -> T:  # noqa: FBT001 (greenlet_spawn takes positions only)
+        connection, pool = self._begin(options, writes=writes)
         take_changes(connection)
         try:
-            yield
+            result = work(connection)
+            execute_sql(connection, _COMMIT_WRITE if writes else "COMMIT")
+            self.notifications.announce_changes(take_changes(connection))
+            return result
         except BaseException:
             # SQLAlchemy may have invalidated the connection already; accessing it would then raise another error.
             if not connection.invalidated and get_driver(connection).closed:
@@ -390,32 +236,33 @@ class PostgresDatabase:
             # Returns the connection to the pool, which rolls back uncommitted work.
             connection.close()
 
-    def _begin(self, begin_sql: str, statement_seconds: float) -> tuple[Connection, Any, Pool]:
-        """A connection in a transaction with its tenant set, the cursor of `begin_sql`, and the pool. If the pooled
-        connection is dead, reconnects once."""
+    def _begin(self, options: TransactionOptions, *, writes: bool) -> tuple[Connection, Pool]:
+        """A connection in a transaction with its tenant set, and its pool. If the pooled connection is dead, reconnects
+        once."""
         from psycopg import OperationalError
+        from sqlalchemy.util import await_only
 
         engine: Engine = self._engine.sync_engine
-        connection, pool = self._take_parked() or self._check_out()
-        driver = get_driver(connection)
-        try:
-            return *_begin_on(connection, begin_sql, statement_seconds), pool
-        except OperationalError:
-            if not driver.closed:
-                raise
+        for is_retry in (False, True):
+            # Another transaction may replace the pool before this one has its connection.
+            pool = engine.pool
+            connection = engine.connect()
+            driver = get_driver(connection)
+            try:
+                await_only(_begin_on(driver, options, writes=writes))
+                return connection, pool
+            except BaseException as error:
+                is_dead = driver.closed
+                if is_dead:
+                    connection.invalidate()
+                connection.close()
+                if is_retry or not (is_dead and isinstance(error, OperationalError)):
+                    raise
             # The other idle connections are as old as this one. A concurrent transaction may have replaced them.
             if engine.pool is pool:
                 engine.dispose()
-                self._drop_parked()
-        self._report_connection_loss()
-        connection, pool = self._check_out()
-        return *_begin_on(connection, begin_sql, statement_seconds), pool
-
-    def _drop_parked(self) -> None:
-        parked, self._parked = self._parked, []
-        for connection, _ in parked:
-            connection.invalidate()
-            connection.close()
+            self._report_connection_loss()
+        raise AssertionError
 
     async def check_writable(self, *, max_age_seconds: float) -> None:
         await self._breaker.probe(max_age_seconds=max_age_seconds)
@@ -444,19 +291,17 @@ class PostgresDatabase:
 
     async def _connect(self, url: URL, *, connect_seconds: int) -> "DeadlineConnection":
         """A connection that is not of the pool, whose connections may be busy."""
-        from quire.db.deadline_connection import DeadlineConnection
+        from quire.db.deadline_connection import DeadlineConnection, list_time_limits
 
         _, url_arguments = self._engine.sync_engine.dialect.create_connect_args(url)
         # The limit of the URL is for the pool.
-        arguments: dict[str, Any] = {**url_arguments, "prepare_threshold": None, "connect_timeout": connect_seconds}
-        return await DeadlineConnection.connect(**arguments, autocommit=True)
+        limits = {**list_time_limits(url), "connect_timeout": connect_seconds}
+        return await DeadlineConnection.connect(**url_arguments, **limits, prepare_threshold=None, autocommit=True)
 
     async def _notify(self, payloads: Sequence[str]) -> None:
-        """Sends notifications in one statement, which is a transaction by itself: it needs no BEGIN and COMMIT."""
         await self._breaker.check(is_write=True)
         sql = build_notify_sql(payloads)
-        with suppress(BrokenConnection):
-            await self._run_natively(lambda driver: driver.execute(sql), REQUEST_STATEMENT_SECONDS)
+        await self._run(lambda connection: execute_sql(connection, sql), TransactionOptions(""), writes=True)
 
     def on_connection_loss(self, callback: LossCallback) -> None:
         self._loss_callbacks.append(callback)
@@ -467,8 +312,7 @@ class PostgresDatabase:
 
     def get_pool_stats(self) -> PoolStats:
         pool = self._engine.sync_engine.pool
-        parked = len(self._parked)
-        return PoolStats(in_use=pool.checkedout() - parked, idle=pool.checkedin() + parked)
+        return PoolStats(in_use=pool.checkedout(), idle=pool.checkedin())
 
     async def scrub(self) -> None:
         """Does nothing: autovacuum removes dead rows, and only the owner may force a vacuum."""
@@ -481,57 +325,29 @@ class PostgresDatabase:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._is_idle.wait()
         await self._breaker.close()
-        from sqlalchemy.util import greenlet_spawn
-
-        await greenlet_spawn(self._drop_parked)
         await self._engine.dispose()
 
 
-async def _execute_at_once(driver: Any, options: TransactionOptions, statements: Sequence[Statement]) -> None:
-    """Executes statements without a transaction around them: in a pipeline they are one, up to its end.
+_SET_LIMITS = "SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true)"
+_COMMIT_WRITE = "SELECT set_config('statement_timeout', '0', true); COMMIT"
+"""A COMMIT that waits for a synchronous standby succeeds when `statement_timeout` ends it, although the standby does
+not have the transaction."""
 
-    A commit that waits for a synchronous standby is not subject to `statement_timeout`.
+
+async def _begin_on(driver: "DeadlineConnection", options: TransactionOptions, *, writes: bool) -> None:
+    """Begins a transaction, and sets its tenant and the server's limits, in one round trip.
+
+    The tenant is a message of its own: Citus passes a message with SET LOCAL on to the shards as it is, and
+    `set_config` not at all.
     """
-    from psycopg import AsyncRawCursor
-
+    seconds = options.statement_seconds
+    lock_seconds = _LOCK_SECONDS if seconds <= REQUEST_STATEMENT_SECONDS else _BULK_LOCK_SECONDS
+    driver.deadline_seconds = seconds + _DEADLINE_MARGIN_SECONDS
     async with driver.pipeline():
-        await AsyncRawCursor(driver).execute(_SET_PARAMETERS, _list_settings(options.tenant, options.statement_seconds))
-        await AsyncRawCursor(driver).execute(*combine_statements(statements))
-
-
-def _begin_on(connection: Connection, begin_sql: str, statement_seconds: float) -> tuple[Connection, Any]:
-    driver = get_driver(connection)
-    driver.deadline_seconds = statement_seconds + _DEADLINE_MARGIN_SECONDS
-    try:
-        return connection, execute_text(connection, begin_sql)
-    except BaseException:
-        if driver.closed:
-            connection.invalidate()
-        connection.close()
-        raise
-
-
-_SETTINGS = ("quire.tenant", "statement_timeout", "lock_timeout")
-_SET_PARAMETERS = b"SELECT " + b", ".join(
-    f"set_config('{name}', ${number}, true)".encode() for number, name in enumerate(_SETTINGS, start=1)
-)
-
-
-def _list_settings(tenant: str, statement_seconds: float) -> tuple[str, str, str]:
-    """The tenant of a transaction and the server's limits, as values of `_SETTINGS`."""
-    lock_seconds = _LOCK_SECONDS if statement_seconds <= REQUEST_STATEMENT_SECONDS else _BULK_LOCK_SECONDS
-    return tenant, f"{statement_seconds * 1000:.0f}", f"{lock_seconds * 1000:.0f}"
-
-
-@lru_cache(maxsize=10_000)
-def _settings_sql(tenant: str, statement_seconds: float) -> str:
-    """The statement that sets the tenant of a transaction and the server's limits."""
-    from psycopg.sql import Literal
-
-    settings = zip(_SETTINGS, _list_settings(tenant, statement_seconds), strict=True)
-    return "SELECT " + ", ".join(
-        f"set_config('{name}', {Literal(value).as_string()}, true)" for name, value in settings
-    )
+        begin = "BEGIN" if writes else "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+        await driver.execute(begin, prepare=False)
+        await driver.execute(set_local("quire.tenant", options.tenant), prepare=False)
+        await driver.execute(_SET_LIMITS, (f"{seconds * 1000:.0f}", f"{lock_seconds * 1000:.0f}"))
 
 
 def _set_up_connection(connection: Any, _record: object) -> None:

@@ -6,14 +6,12 @@ import random
 import shutil
 import sqlite3
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
 from sqlalchemy import URL, Connection, Engine, create_engine, delete, event, insert
 from sqlalchemy.pool import QueuePool, StaticPool
-from sqlalchemy.sql import ClauseElement
 
 from quire.db import migrate
 from quire.db.column_types import set_encrypts
@@ -29,7 +27,7 @@ from quire.db.database import (
 )
 from quire.db.database_url import create_private_files
 from quire.db.notifications import ConversationKey, Notifications, take_changes
-from quire.db.raw_sql import execute_text, fetch, get_driver
+from quire.db.raw_sql import execute_sql, get_driver
 from quire.db.schema import calibrations
 from quire.errors import StoreFull, StoreUnavailable
 
@@ -131,10 +129,6 @@ class SqliteDatabase:
 
         return await asyncio.get_running_loop().run_in_executor(self._read_threads, run)
 
-    async def fetch(self, statement: ClauseElement, params: Mapping[str, Any], tenant: str) -> list[Any]:
-        options = TransactionOptions(tenant, inline=True)
-        return await self.read(lambda connection: fetch(connection, statement, params), options)
-
     async def write(self, work: Work[T], options: TransactionOptions) -> T:
         del options
         self._check_open()
@@ -156,9 +150,6 @@ class SqliteDatabase:
         if self._needs_checkpoint:
             await self._try_checkpoint()
         return result
-
-    async def write_unread(self, work: Work[T], options: TransactionOptions) -> T:
-        return await self.write(work, options)
 
     async def check_writable(self, *, max_age_seconds: float) -> None:
         await self._prove_write(max_age_seconds=max(max_age_seconds, HEALTH_PROOF_SECONDS))
@@ -266,7 +257,7 @@ def _build_engine(url: URL, *, begin: str | None, **pool: Any) -> Engine:
         if begin == _BEGIN_WRITE:
             _acquire_write_lock(connection)
         elif begin is not None:
-            execute_text(connection, begin)
+            execute_sql(connection, begin)
 
     event.listen(engine, "connect", on_connect)
     event.listen(engine, "begin", on_begin)
@@ -278,7 +269,7 @@ def _acquire_write_lock(connection: Connection) -> None:
     deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
     while True:
         try:
-            return execute_text(connection, _BEGIN_WRITE)
+            return execute_sql(connection, _BEGIN_WRITE)
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise

@@ -72,9 +72,7 @@ class TenantDatabase:
             return await self._restore_and_run(needed.conversation, self.database.read, work, options, writes=False)
 
     async def fetch(self, statement: ClauseElement, params: Mapping[str, Any]) -> list[Any]:
-        """The rows of a short query by itself, in one round trip unless the tenant is encrypted."""
-        if await self.keys.find(self.database, self.tenant, writes=False) is None:
-            return await self.database.fetch(statement, params, self.tenant)
+        """The rows of a short query by itself."""
         options = TransactionOptions(self.tenant, inline=True)
         return await self.read(lambda connection: fetch(connection, statement, params), options)
 
@@ -95,13 +93,6 @@ class TenantDatabase:
             bulk = TransactionOptions(tenant, statement_seconds=BULK_STATEMENT_SECONDS)
             await self._write(lambda connection: recount_bytes(connection, tenant, start=True), bulk)
             return await self._write(counted, options)
-
-    async def write_unread(self, work: Work[T], options: TransactionOptions) -> T:
-        """Runs `Database.write_unread`, unless the quota, masks or encryption of the tenant need more."""
-        needs_reads = self.max_stored_bytes is not None or self._masker is not None
-        if needs_reads or await self.keys.find(self.database, self.tenant, writes=True) is not None:
-            return await self.write(work, options)
-        return await self.database.write_unread(work, options)
 
     async def _write(self, work: Work[T], options: TransactionOptions) -> T:
         try:

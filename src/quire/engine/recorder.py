@@ -254,7 +254,6 @@ class Recorder:
             lease=self.lease,
             ends_turn=turn is not None,
             body=body,
-            expected_branch=request.branch,
         )
         store = self.engine.store
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachetools import TTLCache
 
-from quire.db.database_url import build_conninfo
+from quire.db.database_url import build_conninfo, parse_database_url
 from quire.errors import StoreUnavailable
 from quire.jobs import queue_schema
 from quire.jobs.base import Job, TenantJobs
@@ -41,14 +41,14 @@ class JobQueue:
         queue_schema.require_procrastinate()
         from procrastinate import App, PsycopgConnector
 
-        from quire.db.deadline_connection import CONNECT_SECONDS, DeadlineConnection
+        from quire.db.deadline_connection import DeadlineConnection, list_time_limits
 
         connector = PsycopgConnector(
             conninfo=build_conninfo(url),
             # A frozen database would otherwise block the queue for as long as it is frozen.
             connection_class=DeadlineConnection,
             # A connection pooler may run each transaction in another session, which lacks our prepared statements.
-            kwargs={"prepare_threshold": None, "connect_timeout": CONNECT_SECONDS},
+            kwargs={"prepare_threshold": None, **list_time_limits(parse_database_url(url))},
             min_size=1,
             max_size=connections,
             timeout=10.0,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from sqlalchemy import Connection, select
 
 from quire.db.dialects import insert_rows, insert_tuples
-from quire.db.raw_sql import batch_statements, is_unread, yield_to_event_loop
+from quire.db.raw_sql import yield_to_event_loop
 from quire.db.schema import blob_uses, blobs, entries, paths
 from quire.db.stored_bytes import count_text, is_counting
 from quire.errors import BlobNotFound, InvalidEntry, StaleHead
@@ -42,7 +42,6 @@ def append_entries(
     *,
     branch: int,
     after: bytes | None,
-    expected: Branch | None = None,
     check_turn: Callable[[], None] | None = None,
     write_extra: Callable[[Sequence[Entry], int], None] | None = None,
 ) -> list[Entry]:
@@ -51,12 +50,10 @@ def append_entries(
     With `after` (a message's path, or `CHAIN_ROOT`) the append is idempotent: drafts that are stored right after that
     message are returned. If other entries follow it, raises `StaleHead` (optimistic concurrency). `check_turn` is
     called while the branch is locked, and raises if the turn may not write. `write_extra` writes more rows in the same
-    transaction. It is called with the stored entries, and with the number of new ones. In an unread write
-    the branch is `expected`, or the write fails.
+    transaction. It is called with the stored entries, and with the number of new ones.
     """
     drafts = _mask_drafts(connection, drafts)
-    expected = expected if is_unread(connection) else None
-    target = expected or conversations.lock_branch(connection, tenant, conversation, branch)
+    target = conversations.lock_branch(connection, tenant, conversation, branch)
     if check_turn is not None:
         check_turn()
     stored = [] if after is None else _find_stored(connection, tenant, target, drafts, after)
@@ -66,11 +63,10 @@ def append_entries(
         uses = [(entry, draft.blob_digests()) for entry, draft in zip(chained, new_drafts, strict=True)]
         insert_blob_uses(connection, tenant, uses)
         stored.extend(chained)
-        with batch_statements(connection):
-            insert_entries(connection, tenant, chained)
-            conversations.move_head(connection, tenant, advanced, expected=expected)
-            if write_extra is not None:
-                write_extra(stored, len(chained))
+        insert_entries(connection, tenant, chained)
+        conversations.move_head(connection, tenant, advanced)
+        if write_extra is not None:
+            write_extra(stored, len(chained))
     elif write_extra is not None:
         write_extra(stored, 0)
     return stored

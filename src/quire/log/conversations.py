@@ -439,31 +439,27 @@ def to_branch(row: Sequence[Any]) -> Branch:
     return Branch(row[0], row[1], row[2], row[3], lineage, row[5], row[6], row[7], BranchState.parse(row[8]), row[9])
 
 
-def move_head(connection: Connection, tenant: str, branch: Branch, *, expected: Branch | None = None) -> None:
+def move_head(connection: Connection, tenant: str, branch: Branch) -> None:
     """Writes the new head of the branch and, at most once per `TOUCH_INTERVAL_MICROS`, the time of the update.
 
     The branch is marked as unindexed and uncounted, so that neither the message index nor the usage roll-up misses an
-    entry. With `expected`, the batch fails if that is not the branch's row. Without it, the row is locked.
+    entry. The row is locked.
     """
     at, updated_at = now(), branch.updated_at
     if at - updated_at > TOUCH_INTERVAL_MICROS:
         updated_at = at
         touch_conversation(connection, tenant, branch.conversation, at)
-    overwrite_branch(connection, tenant, branch._replace(updated_at=updated_at), expected=expected)
+    overwrite_branch(connection, tenant, branch._replace(updated_at=updated_at))
     row = {"tenant": tenant, "conversation": branch.conversation, "branch": branch.number, "last_seq": branch.head_seq}
     for outbox in (unindexed_branches, uncounted_branches):
         execute(connection, upsert(connection, outbox, replace=["last_seq"]), row)
 
 
-def overwrite_branch(connection: Connection, tenant: str, branch: Branch, *, expected: Branch | None = None) -> None:
+def overwrite_branch(connection: Connection, tenant: str, branch: Branch) -> None:
     row = to_branch_row(tenant, branch)
     key = {f"of_{name}": row[name] for name in ("tenant", "conversation", "branch")}
     params = key | {name: row[name] for name in _MUTABLE_BRANCH_COLUMNS}
-    if expected is None:
-        execute(connection, OVERWRITE_BRANCH, params)
-    else:
-        params["expected_digest"] = to_branch_row(tenant, expected)[ROW_DIGEST]
-        execute(connection, _OVERWRITE_EXPECTED_BRANCH, params, is_guard=True)
+    execute(connection, OVERWRITE_BRANCH, params)
     with _branches_lock:
         branches_by_row[tuple(row[name] for name in (*BRANCH_FIELDS, ROW_DIGEST))] = branch
     mark_changed(connection, tenant, branch.conversation)
@@ -494,9 +490,6 @@ OVERWRITE_BRANCH = (
         branches.c.branch == bindparam("of_branch"),
     )
     .values({name: bindparam(name) for name in _MUTABLE_BRANCH_COLUMNS})
-)
-_OVERWRITE_EXPECTED_BRANCH = OVERWRITE_BRANCH.where(branches.c.row_digest == bindparam("expected_digest")).returning(
-    branches.c.branch
 )
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, bindparam, select
 
 from quire.db import dialects
 from quire.db.column_types import is_encrypting, open_value, seal_value
-from quire.db.raw_sql import fetch, open_cursor
+from quire.db.raw_sql import execute_sql, fetch
 from quire.db.schema import branches, manifests
 from quire.db.schema import conversations as conversations_table
 from quire.errors import ConversationNotFound
@@ -101,10 +101,11 @@ def _find_hit_postgres(connection: Connection, scope: _Scope, paths: Sequence[by
         statement = _MATCH_ONE_CONVERSATION
     else:
         statement = _MATCH_ANY_CONVERSATION if scope.session is None else _MATCH_SESSION_FIRST
-    with open_cursor(connection) as cursor:
-        session = seal_value(conversations_table.c.session, scope.session)
-        cursor.execute(statement, {**scope._asdict(), "session": session, "paths": list(paths)})
-        row: Any = cursor.fetchone()
+    from sqlalchemy.util import await_only
+
+    session = seal_value(conversations_table.c.session, scope.session)
+    cursor = execute_sql(connection, statement, {**scope._asdict(), "session": session, "paths": list(paths)})
+    row: Any = await_only(cursor.fetchone())
     if row is None:
         return None
     is_preferred, length, seq, manifest, *branch = row

@@ -44,7 +44,6 @@ def insert_manifest(
         manifest = EncodedManifest.from_manifest(_mask_names(connection, manifest))
     row = to_manifest_row(to_key(tenant, reply), manifest, request_id=request_id, response_id=response_id)
     inserted = insert_rows(connection, manifests, [row], ignore_existing=True)
-    # -1 in a batch: then the reply is new, so no other manifest can be stored under it.
     if not inserted and request_id is not None:
         query = select(manifests.c.seq).where(manifests.c.tenant == tenant, manifests.c.request_id == request_id)
         if connection.execute(query).first() is None:

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cachetools import LRUCache
-from sqlalchemy import Connection, bindparam, delete, exists, insert, literal_column, select
+from sqlalchemy import Connection, bindparam, delete, exists, literal_column, select
 
 from quire.db.dialects import insert_rows
-from quire.db.raw_sql import execute
 from quire.db.schema import request_bodies
 from quire.db.stored_bytes import count_bytes, is_counting
 from quire.errors import IntegrityViolation
@@ -71,17 +70,16 @@ _is_purged = exists().where(
     request_bodies.c.branch == literal_column(str(_PURGE_MARK[0])),
     request_bodies.c.seq == literal_column(str(_PURGE_MARK[1])),
 )
-_INSERT_BODY = insert(request_bodies).from_select(
-    list(request_bodies.c.keys()),
-    select(*(bindparam(column.name, type_=column.type) for column in request_bodies.c)).where(~_is_purged),
-)
 
 
 def insert_body(connection: Connection, tenant: str, reply: Entry, body: EncodedBody) -> None:
     """Stores the body of the request that this reply answered, unless content of the conversation was purged."""
-    if is_counting(connection) and not has_purged_content(connection, tenant, reply.conversation):
+    if has_purged_content(connection, tenant, reply.conversation):
+        return
+    if is_counting(connection):
         count_bytes(connection, len(body.delta))
-    execute(connection, _INSERT_BODY, to_row(tenant, reply.conversation, (reply.branch, reply.seq), body))
+    row = to_row(tenant, reply.conversation, (reply.branch, reply.seq), body)
+    insert_rows(connection, request_bodies, [row])
 
 
 def has_purged_content(connection: Connection, tenant: str, conversation: str) -> bool:

@@ -163,10 +163,6 @@ class EncodedBody(NamedTuple):
     delta: bytes
 
 
-MAX_UNREAD_DRAFTS = 200
-"""Maximum messages of a turn that is stored by one statement: they are encoded on the event loop."""
-
-
 class ReplyRecord(NamedTuple):
     """Everything that one transaction records when a request was answered."""
 
@@ -200,21 +196,6 @@ class ReplyRecord(NamedTuple):
     """Whether the reply ends the turn, and with it the lease."""
     body: EncodedBody | None = None
     """Body of the request as it was sent upstream."""
-    expected_branch: Branch | None = None
-    """The branch as it was when the request was made. If it is the same now, nothing need be read."""
-
-    @property
-    def needs_no_read(self) -> bool:
-        """Whether the turn can be stored after `expected_branch` without reading anything."""
-        return (
-            self.expected_branch is not None
-            and not self.expected_branch.state.offloaded
-            and self.creates_conversation is None
-            and self.lease is None
-            and not self.blobs
-            and len(self.drafts) <= MAX_UNREAD_DRAFTS
-            and not any(draft.blob_digests() for draft in self.drafts)
-        )
 
 
 class RecordedRequest(NamedTuple):

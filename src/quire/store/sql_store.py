@@ -6,7 +6,7 @@ Keys, spending, usage, leases and the index are in its parts.
 
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial, wraps
 
 from cachetools import LRUCache
@@ -25,7 +25,6 @@ from quire.db.database import (
     PoolStats,
     TransactionObserver,
     TransactionOptions,
-    WriteConflict,
 )
 from quire.db.notifications import Notifications
 from quire.db.store_part import (
@@ -431,19 +430,12 @@ class SqlStore(StorePart):
         self, conversation: str, record: ReplyRecord, *, branch: int = MAIN_BRANCH, after: bytes | None = None
     ) -> list[Entry]:
         """Appends a turn like `append`, and stores the manifest of its request in the same transaction."""
-        known_blobs, expected = self._known_blobs, record.expected_branch
+        known_blobs = self._known_blobs
         digests = {blobs.compute_digest(blob): blob for blob in record.blobs}
         new_blobs = tuple(blob for digest, blob in digests.items() if digest not in known_blobs)
         recorded = partial(record_reply, conversation=conversation, branch=branch, after=after)
         options = TransactionOptions(self.tenant, conversation=conversation)
         new_record = record._replace(blobs=new_blobs)
-        if expected is not None and expected.head_path == after and new_record.needs_no_read:
-            with suppress(WriteConflict):
-                stored = await self.base.write_unread(
-                    lambda connection: recorded(connection, self.tenant, record=new_record), options
-                )
-                known_blobs.update(dict.fromkeys(digests))
-                return stored
         try:
             stored = await self.base.write(
                 lambda connection: recorded(connection, self.tenant, record=new_record), options

@@ -6,7 +6,7 @@ from sqlalchemy import Connection
 
 from quire.access.spending import charge, discard_reservation
 from quire.db.dialects import insert_rows, upsert
-from quire.db.raw_sql import batch_statements, execute
+from quire.db.raw_sql import execute
 from quire.db.schema import branches, calibrations, conversations, paths
 from quire.db.stored_bytes import allow_past_quota
 from quire.log import ledger
@@ -77,14 +77,13 @@ def record_reply(
     Other blobs of the manifest are assumed to be stored. If one is not, a foreign key refuses the reference to it.
     """
     allow_past_quota(connection)
-    with batch_statements(connection):
-        if record.creates_conversation is not None:
-            # If another turn created it first, the append raises `StaleHead`.
-            record_row = to_conversation_row(tenant, record.creates_conversation)
-            insert_rows(connection, conversations, [record_row], ignore_existing=True)
-            branch_row = to_branch_row(tenant, build_main_branch(record.creates_conversation))
-            insert_rows(connection, branches, [branch_row], ignore_existing=True)
-        insert_blobs(connection, tenant, record.blobs)
+    if record.creates_conversation is not None:
+        # If another turn created it first, the append raises `StaleHead`.
+        record_row = to_conversation_row(tenant, record.creates_conversation)
+        insert_rows(connection, conversations, [record_row], ignore_existing=True)
+        branch_row = to_branch_row(tenant, build_main_branch(record.creates_conversation))
+        insert_rows(connection, branches, [branch_row], ignore_existing=True)
+    insert_blobs(connection, tenant, record.blobs)
 
     def check_turn() -> None:
         if record.lease is not None:
@@ -121,7 +120,6 @@ def record_reply(
         record.drafts,
         branch=branch,
         after=after,
-        expected=record.expected_branch,
         check_turn=check_turn,
         write_extra=write_ledger,
     )
