@@ -62,8 +62,6 @@ OUTSIDE = {
     "quire_backtests": SIMULATED,
     "quire_backtest_shards": SIMULATED,
     "quire_sweeps": "time up to which lost work was searched for; an earlier or later one is only more or less work",
-    "quire_tenant_cells": "names the cell that has a tenant's rows; in another one the tenant has none",
-    "quire_cell_tenants": "epochs of tenants that moved; with another one the tenant is refused, and nothing is read",
     "quire_spend_reservations": "estimated cost of calls in progress, which expires",
     "quire_turn_leases": "names the process that runs a turn, and expires",
     "quire_background_responses": "requests that earlier versions answered in the background; rows are only deleted",

@@ -73,7 +73,7 @@ NO_TENANT = (None, "")
 TABLES = r"""
     SELECT relname FROM pg_class AS relation
     WHERE relkind IN ('r', 'p', 'v', 'm', 'f') AND relname LIKE 'quire\_%'
-    AND relname NOT IN ('quire_version', 'quire_sweeps', 'quire_tenant_cells', 'quire_cell_tenants')
+    AND relname NOT IN ('quire_version', 'quire_sweeps')
 """
 UNPROTECTED = rf"""
     {TABLES} AND NOT (relrowsecurity AND relforcerowsecurity AND (

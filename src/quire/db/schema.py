@@ -41,7 +41,7 @@ DERIVED = grant_rights(ALL_COLUMNS, deletes=True)
 FUNCTIONS = (
     "quire_list_updated_conversations", "quire_list_branch_heads", "quire_list_unanswered_responses",
     "quire_list_encrypted_tenants", "quire_list_unexported_audits", "quire_list_object_work", "quire_delete_offloaded",
-    "quire_delete_imported", "quire_enter_cell",
+    "quire_delete_imported",
 )  # fmt: skip
 """Functions of PostgreSQL that the application calls: most read or delete what row-level security or the rights above
 do not allow it directly."""
@@ -585,34 +585,6 @@ sweeps = Table(
     info=grant_rights(ALL_COLUMNS),
 )
 """Time up to which each sweep has searched for missing work. It covers all tenants, so it has no tenant column."""
-
-tenant_cells = Table(
-    "quire_tenant_cells",
-    metadata,
-    Column("team", Text, primary_key=True),
-    Column("cell", Text, nullable=False),
-    Column("epoch", BigInteger, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("peer", Text),
-    Column("move", Text),
-    Column("started_at", BigInteger),
-    info=grant_rights(inserts=False),
-)
-"""The directory, in the home cell: the cell of each tenant that was moved, and the move in progress. `peer` is the cell
-that it moves to, or whose rows are still to be deleted. It covers all tenants, so it has no tenant column."""
-
-cell_tenants = Table(
-    "quire_cell_tenants",
-    metadata,
-    Column("team", Text, primary_key=True),
-    Column("epoch", BigInteger, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("moved_to", Text),
-    Column("frozen_until", BigInteger),
-    Column("move", Text),
-    info=grant_rights(inserts=False),
-)
-"""What each cell knows of tenants that move: every transaction compares its epoch with this one (`quire.db.cells`)."""
 
 users = Table(
     "quire_users",
