@@ -295,8 +295,9 @@ class PostgresDatabase:
 
         _, url_arguments = self._engine.sync_engine.dialect.create_connect_args(url)
         # The limit of the URL is for the pool.
-        limits = {**list_time_limits(url), "connect_timeout": connect_seconds}
-        return await DeadlineConnection.connect(**url_arguments, **limits, prepare_threshold=None, autocommit=True)
+        limits = {**list_time_limits(url), "connect_timeout": connect_seconds, "prepare_threshold": None}
+        arguments: dict[str, Any] = {**url_arguments, **limits}
+        return await DeadlineConnection.connect(**arguments, autocommit=True)
 
     async def _notify(self, payloads: Sequence[str]) -> None:
         await self._breaker.check(is_write=True)
@@ -334,7 +335,7 @@ _COMMIT_WRITE = "SELECT set_config('statement_timeout', '0', true); COMMIT"
 not have the transaction."""
 
 
-async def _begin_on(driver: "DeadlineConnection", options: TransactionOptions, *, writes: bool) -> None:
+async def _begin_on(driver: Any, options: TransactionOptions, *, writes: bool) -> None:
     """Begins a transaction, and sets its tenant and the server's limits, in one round trip.
 
     The tenant is a message of its own: Citus passes a message with SET LOCAL on to the shards as it is, and
