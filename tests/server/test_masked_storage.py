@@ -49,8 +49,10 @@ async def find_stored(store: SqlStore, admin_url: str, canaries: list[str]) -> l
     return [each for each in canaries if contains_text(dump, each[5:])]
 
 
-@pytest.mark.parametrize("speaks", FORMATS)
-@pytest.mark.parametrize("client", FORMATS)
+@pytest.mark.parametrize(
+    ("client", "speaks"),
+    [(one, two) for one in FORMATS for two in FORMATS if one == two or "gemini" not in (one, two)],
+)
 async def test_secrets_reach_the_model_and_are_not_stored(
     database_url: str, admin_url: str, client: WireFormatName, speaks: WireFormatName
 ):
