@@ -216,7 +216,7 @@ def parse_quire(line: str) -> bool:
     words = shlex.split(PLACEHOLDER.sub("7", SHELL_OPERATOR.split(line)[0]))[1:]
     command: Any = typer.main.get_command(app)
     if words[0].startswith("-"):
-        assert words[0] in {name for option in command.params for name in option.opts}, line
+        assert words[0] in {"--help"} | {name for option in command.params for name in option.opts}, line
         return False
     context: Any = typer.Context(command, info_name="quire")
     while hasattr(command, "resolve_command"):
