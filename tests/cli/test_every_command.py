@@ -57,7 +57,7 @@ def get_snapshot_path(name: str) -> Path:
 def test_the_commands_are_those_expected():
     expected = {
         "context": "show timeline compact undo edit diff why items pin drop restore",
-        "memory": "import search retire",
+        "memory": "import search relevance retire",
         "config": "set list",
         "agent": "show config new",
         "conversation": "list fork edit verify purge secrets",

@@ -79,6 +79,8 @@ def test_without_an_agent_a_note_says_that_no_request_reads_the_namespace(home: 
     outcome = invoke_cli("memory", "import", "@preferences.md", "--json")
     assert json.loads(outcome.stdout)["namespace"] == "default"
     assert "No agent is set" in outcome.stderr
+    assert run_json("memory", "relevance")["enabled"] is False
+    assert "There is no agent" in invoke_cli("memory", "relevance").stdout
 
 
 def test_retired_memories_are_listed_only_on_request_and_all_ids_must_be_there(home: CliHome):
@@ -90,6 +92,20 @@ def test_retired_memories_are_listed_only_on_request_and_all_ids_must_be_there(h
     assert len(run_json("memory", "search", "--retired")["memories"]) == 2
     assert "retired" in invoke_cli("memory", "search", "--retired").stdout
     assert invoke_cli("memory", "retire", newest["id"]).exit_code == 0
+
+
+def test_relevance_depends_on_the_question(home: CliHome):
+    run_json("memory", "import", "@preferences.md")
+
+    def brought(question: str) -> set[str]:
+        return {
+            each["text"] for each in run_json("memory", "relevance", "--for", question)["memories"] if each["included"]
+        }
+
+    always = "The owner is Ada, and she gets seasick."  # It was there when the conversation began.
+    assert always in brought("heights in metres?") & brought("anything")
+    assert "Heights are given in metres." in brought("heights in metres?")
+    assert "Heights are given in metres." not in brought("anything")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,13 @@
 """`AGENTS.md` in the vault belongs to every request, also without an agent."""
 
+import asyncio
+import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from quire.cli.app import app
 from quire.engine import Engine, EngineConfig
 from quire.model.agents import Agent, AgentMemory
 from quire.settings import Settings
@@ -62,3 +66,16 @@ async def test_an_agent_decides_for_itself(store: SqlStore, vault: Path, agent: 
 async def test_it_can_be_switched_off(store: SqlStore, vault: Path):
     assert "Use tabs." not in await prepare_payload(make_engine(store, vault, memory_integration=False))
     assert "Use tabs." not in await prepare_payload(make_engine(store, None))
+
+
+async def test_the_command_shows_it(tmp_path: Path, vault: Path, monkeypatch: pytest.MonkeyPatch):
+    url = f"sqlite:///{tmp_path}/q.db"
+    async with SqlStore.open(url) as store:
+        await store.create_conversation("c")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("QUIRE_DATABASE_URL", url)
+    monkeypatch.setenv("QUIRE_VAULT", str(vault))
+    result = await asyncio.to_thread(CliRunner().invoke, app, ["memory", "relevance", "c", "--json"])
+    assert result.exit_code == 0, result.output
+    assert [row["name"] for row in json.loads(result.stdout)["blocks"]] == ["AGENTS.md", "style.md"]

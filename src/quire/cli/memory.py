@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quire.cli.common import (
+    CommandTarget,
     Limit,
     SetOptions,
     command,
     complete_agent_names,
     create_group,
+    open_conversation,
     open_store,
 )
 from quire.cli.output import (
@@ -34,6 +36,7 @@ from quire.errors import DocumentNotFound, InvalidRequest
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from quire.schemas.context import MemoryRelevanceSchema
     from quire.schemas.records import MemorySchema
 
 app = create_group("Manage an agent's memories.")
@@ -44,6 +47,9 @@ MAX_IMPORT_BYTES = 200_000
 """Maximum size of an imported file: some hundred statements."""
 MAX_COMPARED_MEMORIES = 5_000
 """Existing memories that an import is deduplicated against."""
+
+MAX_LISTED_MEMORIES = 200
+"""Memories that the table of relevance lists."""
 
 _HEADING = re.compile(r"(#{1,6})\s+(.+)$")
 _ITEM = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])\s+(?:\[[ xX]\]\s+)?(.*)$")
@@ -222,6 +228,97 @@ async def retire(
         retired = [MemorySchema.from_record(await store.memories.retire(each)) for each in memory]
     lines = [f"Retired {each.id}: {to_one_line(each.text, 60)}" for each in retired]
     return Result(RetiredMemoriesSchema(memories=retired), "\n".join(lines))
+
+
+async def _read_no_texts() -> tuple[str, ...]:
+    return ()
+
+
+@command(app, "quire memory relevance")
+async def relevance(
+    target: CommandTarget,
+    *,
+    question: Annotated[
+        str | None, typer.Option("--for", metavar="TEXT", help="The question. Default: the newest user message.")
+    ] = None,
+) -> Result:
+    """Show what the next request would include from memory: project files, and memories with their scores."""
+    from quire.context.memory import MEMORIES_BLOCK_NAME
+    from quire.engine.context_gatherer import ContextGatherer, memory_namespace
+    from quire.schemas.context import MemoryBlockSchema, MemoryRelevanceSchema, ScoredMemorySchema
+
+    async with open_conversation(target) as conversation:
+        engine, store = conversation.engine, conversation.engine.store
+        if question is None:
+            newest = await store.read_tail(
+                conversation.id, 1, branch=conversation.branch, kinds=["message"], roles=["user"]
+            )
+            question = newest[0].message.text if newest else ""
+        enabled = engine.agent.memory.enabled and engine.settings.memory_integration
+        decisions = (await conversation.preview(question)).decisions
+        branch = await store.get_branch(conversation.id, conversation.branch)
+        gathered = await ContextGatherer(engine).gather(branch, "", recent=_read_no_texts)
+        records = (
+            await store.memories.list(memory_namespace(engine.agent), limit=MAX_LISTED_MEMORIES) if enabled else []
+        )
+    texts = {block.name: block.text for block in gathered.blocks if block.kind == "memory"}
+    memories: list[ScoredMemorySchema] = []
+    for record in records:
+        # Memories of the stable prefix share one block, in which each has its id.
+        is_stable = f"[{record.id}" in texts.get(MEMORIES_BLOCK_NAME, "")
+        place = (MEMORIES_BLOCK_NAME, "memory") if is_stable else (record.id, "recall")
+        row = next((each for each in decisions if (each.name, each.slot) == place), None)
+        memories.append(
+            ScoredMemorySchema(
+                id=record.id,
+                text=record.text,
+                included=row is not None and row.included,
+                reason=row.reason if row is not None else "not_selected",
+                score=row.score if row is not None else None,
+            )
+        )
+    document = MemoryRelevanceSchema(
+        conversation=conversation.id,
+        branch=conversation.branch,
+        question=question,
+        enabled=enabled,
+        blocks=[
+            MemoryBlockSchema(
+                name=row.name,
+                included=row.included,
+                reason=row.reason,
+                tokens=row.tokens,
+                text=texts.get(row.name or ""),
+            )
+            for row in decisions
+            if row.kind == "memory" and row.slot != "recall"
+        ],
+        memories=sorted(memories, key=lambda each: (not each.included, -(each.score or 0))),
+    )
+    return Result(document, lambda _: _draw_relevance(document))
+
+
+def _draw_relevance(document: "MemoryRelevanceSchema") -> "Iterable[RenderableType]":
+    yield make_text(f"For: {to_one_line(document.question, 80) or '(no question yet)'}")
+    if document.blocks:
+        rows = [(each.name, each.included, each.reason, each.tokens) for each in document.blocks]
+        yield make_table("name", "in", "why", "tokens", rows=rows, right_aligned=("tokens",), wrapped=("name",))
+    for each in document.blocks:
+        if each.text:
+            yield make_text(f"\n{each.name}", style="bold")
+            yield make_text(each.text)
+    if not document.enabled:
+        yield make_text("There is no agent, or its memory is off; set one with `quire config set agent FILE`.")
+        return
+    yield make_text("")
+    yield make_table(
+        "in", "score", "why", "id", "memory",
+        rows=[
+            (each.included, each.score, each.reason.replace("_", " "), each.id, to_one_line(each.text))
+            for each in document.memories
+        ],
+        right_aligned=("score",), wrapped=("memory",),
+    ) if document.memories else make_text("There are no memories yet.")  # fmt: skip
 
 
 def split_statements(text: str) -> list[str]:

@@ -393,12 +393,39 @@ class SessionItemsSchema(BranchDocument, PinListSchema):
     servers_not_started: list[str]
 
 
-class BranchPinsSchema(BranchDocument, PinListSchema, PriorityListSchema):
+class BranchPinsSchema(BranchDocument, PinListSchema):
     pass
 
 
 class BranchDropsSchema(BranchDocument, DropListSchema):
     pass
+
+
+class BranchPrioritiesSchema(BranchDocument, PriorityListSchema):
+    pass
+
+
+class MemoryBlockSchema(JsonModel):
+    name: str | None
+    included: bool
+    reason: str
+    tokens: int
+    text: str | None
+
+
+class ScoredMemorySchema(JsonModel):
+    id: str
+    text: str
+    included: bool
+    reason: str
+    score: float | None
+
+
+class MemoryRelevanceSchema(BranchDocument):
+    question: str
+    enabled: bool = Field(description="Whether there is an agent whose memory is on.")
+    blocks: list[MemoryBlockSchema] = Field(description="Memory in the request: the project's files, and memories.")
+    memories: list[ScoredMemorySchema]
 
 
 class HandoverSchema(BranchDocument):
