@@ -40,7 +40,7 @@ def test_a_command_of_the_table_runs(home: CliHome, line: str):
 
 async def test_the_chat_lines_of_the_table_do_what_it_says(home: CliHome, store: SqlStore):
     session = await make_session(
-        store, "It is deep.", repeat=True, agent=load_agent(home.agent), vault=Vault(home.project)
+        store, "It is deep. " * 100, repeat=True, agent=load_agent(home.agent), vault=Vault(home.project)
     )
     failures: list[BaseException] = []
     session.screen.show_error = lambda error: failures.append(error)

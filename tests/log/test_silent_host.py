@@ -1,9 +1,10 @@
-"""Several hosts in a URL, of which one accepts connections and stays silent: connecting takes a bounded time."""
+"""How long a connection waits: for a host that accepts it and stays silent, and for many statements."""
 
 import asyncio
 from urllib.parse import urlsplit
 
 import pytest
+from psycopg import OperationalError
 
 from quire.db import deadline_connection
 from quire.model import Message
@@ -29,3 +30,15 @@ async def test_a_silent_host_delays_a_connection_by_a_bounded_time(
         async with asyncio.timeout(30), SqlStore.open(url) as store:
             await store.create_conversation("c")
             assert len(await store.append("c", Message.user("hello"))) == 1
+
+
+@pytest.mark.every_postgres
+async def test_many_statements_may_take_longer_than_the_deadline_of_one(database_url: str) -> None:
+    connection = await deadline_connection.DeadlineConnection.connect(database_url.replace("+psycopg", ""))
+    async with connection:
+        connection.deadline_seconds = 0.5 - deadline_connection._GRACE_SECONDS
+        async with connection.cursor() as cursor:
+            # The server sends its answers whenever it has some kilobytes of them.
+            await cursor.executemany("SELECT pg_sleep(%s), repeat('x', 5000)", [(0.02,)] * 50)
+        with pytest.raises(OperationalError):
+            await connection.execute("SELECT pg_sleep(5)")

@@ -44,18 +44,32 @@ def list_time_limits(url: URL) -> dict[str, Any]:
 
 
 class DeadlineConnection(AsyncConnection[Any]):
-    """Shuts its socket down if the server has not answered a statement within `deadline_seconds`."""
+    """Shuts its socket down if the server has neither taken nor sent anything for `deadline_seconds`."""
 
     deadline_seconds: float = 10.0
 
     async def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
         """Runs a generator of psycopg, which yields what it waits for."""
-        delay = self.deadline_seconds + _GRACE_SECONDS
-        timer = asyncio.get_running_loop().call_later(delay, self._shut_down)
+        return await super().wait(self._watch(gen), *args, **kwargs)
+
+    def _watch(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """Yields what the generator waits for. Many statements in one pipeline take long, but never without a sign."""
+        timer = self._start_timer()
         try:
-            return await super().wait(gen, *args, **kwargs)
+            awaited = next(gen)
+            while True:
+                ready = yield awaited
+                if ready:
+                    timer.cancel()
+                    timer = self._start_timer()
+                awaited = gen.send(ready)
+        except StopIteration as end:
+            return end.value
         finally:
             timer.cancel()
+
+    def _start_timer(self) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(self.deadline_seconds + _GRACE_SECONDS, self._shut_down)
 
     def _shut_down(self) -> None:
         # An idle connection waits for notifications, which may take any time.
