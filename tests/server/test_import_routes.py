@@ -101,6 +101,7 @@ async def test_one_import_of_a_tenant_runs_at_a_time(
 class _SlowSource:
     """A file that is read until it is released, as one is that someone made for it."""
 
+    reads = 1
     name, title, is_experimental, not_stored = "slow", "Slow", False, ()
 
     def __init__(self) -> None:

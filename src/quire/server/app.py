@@ -3,7 +3,6 @@
 from fastapi import APIRouter, FastAPI
 
 from quire.errors import MissingExtra
-from quire.plugins import load_plugins
 from quire.server import gateway
 from quire.server.auth import AuthMiddleware, LocalAuthMiddleware, get_key_verifier
 from quire.server.gateway.response import ErrorFormatMiddleware
@@ -25,7 +24,6 @@ for _router in (
     gateway.conversations_router,
     gateway.gemini_router,
     *ROUTERS,
-    *load_plugins("quire.routes").values(),
     gateway.other_paths_router,
 ):
     _API.include_router(_router)

@@ -1,5 +1,6 @@
-"""REST API: one module per resource."""
+"""REST API: one module per resource, and the routers of plugins."""
 
+from quire.plugins import load_plugins
 from quire.server.routes import (
     agents,
     context,
@@ -42,4 +43,5 @@ ROUTERS = (
     sign_in.router,
     scim.router,
     health.router,
+    *load_plugins("quire.routes").values(),
 )
