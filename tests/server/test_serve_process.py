@@ -254,12 +254,13 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path):
 
 
 @pytest.mark.every_postgres
-def test_a_database_that_must_be_upgraded_first_is_named(tmp_path: Path, admin_url: str):
+@pytest.mark.parametrize(("version", "remedy"), [("0013", "quire db upgrade"), ("0000", "quire export")])
+def test_a_database_that_must_be_upgraded_first_is_named(tmp_path: Path, admin_url: str, version: str, remedy: str):
     import psycopg
 
     with psycopg.connect(admin_url, autocommit=True) as connection:
-        connection.execute("UPDATE quire_version SET version_num = '0000'")
-    assert "quire db upgrade" in run_refused(tmp_path, "--port", "0", url=admin_url)
+        connection.execute("UPDATE quire_version SET version_num = %s", (version,))
+    assert remedy in run_refused(tmp_path, "--port", "0", url=admin_url)
 
 
 async def test_a_turn_may_end_within_the_grace_period(tmp_path: Path, database_url: str, upstream: SlowUpstream):
