@@ -54,9 +54,10 @@ class DeadlineConnection(AsyncConnection[Any]):
 
     def _watch(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
         """Yields what the generator waits for. Many statements in one pipeline take long, but never without a sign."""
-        timer = self._start_timer()
+        timer = None
         try:
             awaited = next(gen)
+            timer = self._start_timer()
             while True:
                 ready = yield awaited
                 if ready:
@@ -66,7 +67,8 @@ class DeadlineConnection(AsyncConnection[Any]):
         except StopIteration as end:
             return end.value
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
 
     def _start_timer(self) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(self.deadline_seconds + _GRACE_SECONDS, self._shut_down)

@@ -129,17 +129,19 @@ def _insert_values(
             for row in rows
         ]
     is_sqlite = connection.dialect.name == "sqlite"
-    values = ", ".join("?" if is_sqlite else "%s" for _ in names)
-    statement = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({values}){suffix}"  # noqa: S608 (our names)
-    if len(rows) == 1:
-        return execute_sql(connection, statement, rows[0]).rowcount
+    values = f"({', '.join('?' if is_sqlite else '%s' for _ in names)})"
+    statement = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES "  # noqa: S608 (our names)
+    if is_sqlite:
+        with closing(connection.connection.cursor()) as cursor:
+            cursor.executemany(f"{statement}{values}{suffix}", rows)
+            return cursor.rowcount
     inserted = 0
     for start in range(0, len(rows), MAX_INSERT_ROWS):
         if start:
             yield_to_event_loop(connection)
-        with closing(connection.connection.cursor()) as cursor:
-            cursor.executemany(statement, rows[start : start + MAX_INSERT_ROWS])
-            inserted += cursor.rowcount
+        some = rows[start : start + MAX_INSERT_ROWS]
+        several = statement + ", ".join([values] * len(some)) + suffix
+        inserted += execute_sql(connection, several, [value for row in some for value in row]).rowcount
     return inserted
 
 
