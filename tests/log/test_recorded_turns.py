@@ -63,8 +63,8 @@ async def test_every_statement_is_in_a_transaction_with_its_tenant(
 
     monkeypatch.setattr(AsyncCursor, "execute", collect_and_execute)
     await store.record_reply("c", make_turn(*make_messages(9))._replace(cost=0.25))
-    assert executed[:2] == ["BEGIN", f"SET LOCAL quire.tenant = '{store.tenant}'"]
-    assert executed[2].startswith("SELECT set_config('statement_timeout'")
+    assert executed[0].startswith("BEGIN; SELECT set_config('statement_timeout'")
+    assert executed[1] == f"SET LOCAL quire.tenant = '{store.tenant}'"
     assert executed[-1].endswith("COMMIT")
     inserts = [each for each in executed if each.startswith("INSERT")]
     assert len(inserts) >= 3
