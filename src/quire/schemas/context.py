@@ -393,15 +393,11 @@ class SessionItemsSchema(BranchDocument, PinListSchema):
     servers_not_started: list[str]
 
 
-class BranchPinsSchema(BranchDocument, PinListSchema):
+class BranchPinsSchema(BranchDocument, PinListSchema, PriorityListSchema):
     pass
 
 
 class BranchDropsSchema(BranchDocument, DropListSchema):
-    pass
-
-
-class BranchPrioritiesSchema(BranchDocument, PriorityListSchema):
     pass
 
 
