@@ -5,7 +5,7 @@ import time
 
 from accessibility_faults import run_axe
 from page_server import PageServer
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 import demo
 from quire.store import DEFAULT_TENANT
@@ -29,6 +29,20 @@ def type_message(page: Page, text: str) -> None:
 def send_message(page: Page, text: str) -> None:
     type_message(page, text)
     page.keyboard.press("Enter")
+
+
+def test_nothing_can_be_typed_before_the_conversation_of_the_address_is_open(
+    page: Page, page_server: PageServer, demo_conversation: str
+) -> None:
+    held: list[Route] = []
+    page.route(f"**/api/conversations/{demo_conversation}", lambda each: held.append(each))
+    page.goto(page_server.url(demo_conversation))
+    expect(page.get_by_role("status").filter(has_text="Opening the conversation")).to_be_attached()
+    expect(page.get_by_role("textbox", name="Message")).to_have_count(0)
+    for each in held:
+        each.continue_()
+    page.unroute_all()
+    expect(page.get_by_role("textbox", name="Message")).to_be_visible()
 
 
 def choose(page: Page, title: str, action: str) -> None:
