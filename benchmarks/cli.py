@@ -1,7 +1,6 @@
 """CPU time of the command line compared with the bare interpreter: `--version`, and commands that read a long chat.
 
 Every command runs in its own process, with compiled bytecode and its own home; its user and system time is measured.
-With the user's server, most of a command runs in a process that the server's helper forks, whose time is added.
 The conversation has 100,000 messages; it was compacted, as one of that length would be, and the rest fills half of the
 window. The same conversation without any compaction is measured too, a recorded request of an agent, and the
 import of the libraries alone, below which `context show` of a next request cannot go. `ask` gets three words from a
@@ -17,9 +16,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -37,7 +35,6 @@ from support import Report, run_benchmark
 VERSION_GOAL_RATIO = 2.0
 COMMAND_GOAL_RATIO = 15.0
 ASK_GOAL_RATIO = 30.0
-SERVER_START_SECONDS = 60.0
 READING_COMMANDS = {
     "context_show": ("context", "show", "compacted"),
     "context_show_recorded": ("context", "show", "agent"),
@@ -115,30 +112,6 @@ class CommandRunner:
     def run_quire(self, *words: str) -> None:
         self.run(self.quire_path, *words)
 
-    @contextmanager
-    def serve(self) -> Generator[int]:
-        """Runs the user's server until commands are forked; yields the process that they are forked from."""
-        server = subprocess.Popen(
-            [self.quire_path, "serve", "--port", "0"],
-            env=self._environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        deadline, helpers = time.monotonic() + SERVER_START_SECONDS, list[int]()
-        try:
-            while not helpers:
-                if time.monotonic() > deadline:
-                    raise TimeoutError("The server forks no commands.")
-                time.sleep(1)
-                self.run_quire("conversation", "list")
-                children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-                is_listening = any(Path(self._environment["HOME"]).rglob("*-commands.sock"))
-                helpers = [int(each) for each in children] if is_listening else []
-            yield helpers[0]
-        finally:
-            server.terminate()
-            server.wait()
-
     def run_python(self) -> None:
         self.run(sys.executable, "-c", "pass")
 
@@ -170,32 +143,6 @@ def measure_cpu_rounds(*commands: Callable[[], None], rounds: int) -> list[list[
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             times.append((after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1_000)
     return spent
-
-
-def measure_forked(
-    commands: CommandRunner, measured_words: Iterable[Sequence[str]], rounds: int
-) -> list[tuple[float, list[float]]]:
-    """Milliseconds of CPU time of each command with the user's server: of both processes, and here alone."""
-    ticks_per_second = os.sysconf("SC_CLK_TCK")
-    with commands.serve() as helper:
-
-        def read_forked() -> float:
-            fields = Path(f"/proc/{helper}/stat").read_text().rpartition(")")[2].split()
-            return (int(fields[13]) + int(fields[14])) * 1_000 / ticks_per_second
-
-        measured: list[tuple[float, list[float]]] = []
-        for words in measured_words:
-            run_command = partial(commands.run_quire, *words)
-            for _ in range(3):  # The helper learns what to import.
-                run_command()
-                time.sleep(1)
-            before = read_forked()
-            [own] = measure_cpu_rounds(run_command, rounds=rounds)
-            time.sleep(1)
-            # Kept in hundredths of a second, so only the sum of all rounds is exact.
-            forked = (read_forked() - before) / rounds
-            measured.append((forked + statistics.median(own), own))
-        return measured
 
 
 async def create_database(folder: Path, messages: int) -> None:
@@ -247,7 +194,6 @@ async def run(*, quick: bool) -> Report:
             )
             measure_cpu_rounds(*timed, rounds=1)  # Compile the bytecode and fill the file cache.
             bare, version, imports, *alone, whole = measure_cpu_rounds(*timed, rounds=rounds)
-            forked = measure_forked(commands, words_by_name.values(), rounds)
         names = [f"quire {name.replace('_', ' ')}" for name in words_by_name]
         report.print_table(
             f"milliseconds of CPU time a command, {messages:,} messages",
@@ -264,20 +210,14 @@ async def run(*, quick: bool) -> Report:
             ],
         )
         report.print_table(
-            "with the user's server running",
-            ("what", "both processes", "here"),
-            [(name, total, statistics.median(own)) for name, (total, own) in zip(names, forked, strict=True)],
-        )
-        report.print_table(
             "of it importing", ("package", "ms"), commands.measure_imports(["context", "show", "compacted"])
         )
         ratio = statistics.median(ours / theirs for ours, theirs in zip(version, bare, strict=True))
         report.require_at_most("version_over_python", ratio, VERSION_GOAL_RATIO)
         floor = statistics.median(bare)
-        for name, times, (total, _) in zip(words_by_name, alone, forked, strict=True):
+        for name, times in zip(words_by_name, alone, strict=True):
             goal = ASK_GOAL_RATIO if name == "ask" else COMMAND_GOAL_RATIO
             report.require_at_most(f"{name}_over_python", statistics.median(times) / floor, goal)
-            report.require_at_most(f"{name}_served_over_python", total / floor, goal)
     finally:
         shutil.rmtree(folder)
     return report

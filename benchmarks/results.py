@@ -27,8 +27,7 @@ PACKAGES = (
 )  # fmt: skip
 PICTURES = {"soak": "picture/soak.svg", "memory": "picture/memory.svg"}
 MISSED_REASONS = {
-    r"cli\.\w+_over_python": "importing SQLAlchemy, Pydantic and Typer. Beside a running server, commands are forked "
-    "from a process that has imported them",
+    r"cli\.\w+_over_python": "importing SQLAlchemy, Pydantic and Typer",
     r"corpus_search\.not_\w+": "ten questions share no word with their answer, and of the others some share more with "
     "other messages",
     r"corpus_search\.cpu_seconds": "importing SQLAlchemy, Pydantic, NumPy and Quire, on a machine that others use, too",

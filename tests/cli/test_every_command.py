@@ -56,10 +56,10 @@ def get_snapshot_path(name: str) -> Path:
 
 def test_the_commands_are_those_expected():
     expected = {
-        "context": "show timeline compact undo edit diff why items pin drop restore",
+        "context": "show compact undo edit diff why items pin drop restore",
         "memory": "import search relevance retire",
         "config": "set list",
-        "agent": "show config new",
+        "agent": "show config",
         "conversation": "list fork edit verify purge secrets",
         "key": "create list revoke",
         "tenant": "list purge rewrap audit",

@@ -95,8 +95,6 @@ def test_a_summary_that_only_the_provider_can_read_is_said(home: CliHome):
     shown = invoke_cli("context", "show", "--summary", conversation)
     assert "The summary cannot be read" in shown.stdout
     assert "made by the provider" in shown.stdout
-    events = run_json("context", "timeline", conversation)["events"]
-    assert [each["author"] for each in events if each["kind"] == "compaction"] == ["provider"]
     resumed = run_json("resume", conversation, "--in", "codex")
     assert resumed["changes"]["messages left out: the provider made their summary, which cannot be read"] == 8
     lines = [json.loads(line) for line in Path(resumed["path"]).read_text().splitlines()]

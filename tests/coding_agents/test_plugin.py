@@ -67,10 +67,10 @@ async def test_claude_installs_uses_and_removes_the_plugin(
     assert first.exit_code == 0, first.stderr
     assert "plugin:quire:quire: quire mcp --write - ✔ Connected" in await call(claude, binary, "mcp", "list")
     await wait_for_entries(claude, str(first.session_id), lambda entries: has_text(entries, "at four"))
-    shown = await claude.run("/quire:timeline", "--continue")
+    shown = await claude.run("/quire:cache", "--continue")
     assert shown.exit_code == 0, shown.stderr
     sent = json.dumps(provider.requests[-1].items)
-    assert "Repeat this text" in sent
+    assert "Say in a few sentences" in sent
     assert "parts unknown" in sent
     await call(claude, binary, "plugin", "uninstall", "quire@quire")
     await call(claude, binary, "plugin", "marketplace", "remove", "quire")

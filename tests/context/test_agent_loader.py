@@ -1,13 +1,10 @@
 """Agent loader: the file format, allowed paths, and the error for every mistake."""
 
-import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from quire.context.agent_loader import load_agent, render_agent_template
+from quire.context.agent_loader import load_agent
 from quire.errors import DocumentNotFound, InvalidConfiguration
 from quire.model.agents import Agent, AgentMemory, Reference, Rule
 
@@ -211,31 +208,3 @@ def test_a_front_matter_that_cannot_be_read_names_its_file(project: Path):
     write_files(project, {"agents/rules/broken.md": "---\ninclude: often\n---\nx"})
     with pytest.raises(InvalidConfiguration, match=r"rules/broken\.md.*include"):
         load(project, "")
-
-
-def test_a_starter_is_an_agent(tmp_path: Path):
-    path = write_files(tmp_path, {"a.toml": render_agent_template("My agent")}) / "a.toml"
-    agent = load_agent(path)
-    assert agent.name == "My agent"
-    assert agent.instructions == "You are a helpful assistant.\n"
-
-
-def test_what_a_starter_shows_in_comments_can_be_used(tmp_path: Path):
-    write_files(tmp_path, {"README.md": "Read me.", "instructions.md": "x"})
-    lines = [
-        line.removeprefix("# ")
-        for line in render_agent_template("me").splitlines()
-        if not line.startswith("# instructions_file") and (not line.startswith("#") or " = " in line or "[" in line)
-    ]
-    agent = load_agent(write_files(tmp_path, {"a.toml": "\n".join(lines)}) / "a.toml")
-    assert agent.model == "openai:gpt-4o"
-    assert agent.settings == {"strategy": "hybrid", "context_threshold": 0.85}
-    assert [rule.name for rule in agent.rules] == ["brevity"]
-    assert [each.name for each in agent.references] == ["readme"]
-    assert set(agent.servers[0].tools) == {"read_file", "delete_file"}
-    assert agent.memory == AgentMemory()
-
-
-@given(st.text(min_size=1, max_size=30))
-def test_a_starter_bears_any_name(name: str):
-    assert tomllib.loads(render_agent_template(name))["name"] == name

@@ -76,17 +76,6 @@ def _run() -> None:
 
         print_status_line()
         return
-    from quire.cli.command_client import FORKED_COMMANDS, IS_SUPPORTED, run_forked
-
-    if IS_SUPPORTED and sys.argv[1:] and sys.argv[1] in FORKED_COMMANDS:
-        exit_code = run_forked()
-        if exit_code is not None:
-            sys.exit(exit_code)
-    run_app()
-
-
-def run_app() -> None:
-    """Runs the command of this process with all that it imports."""
     import gc
 
     from quire.cli.command_groups import COMMAND_GROUPS
@@ -99,7 +88,6 @@ def run_app() -> None:
     gc.disable()
     from quire.cli.platforms import replace_unencodable
 
-    end_with_reader()
     replace_unencodable(sys.stdout, sys.stderr)
     try:
         from quire.cli.app import app

@@ -1,4 +1,4 @@
-"""`quire agent`: lists and shows agents, creates one, and changes an agent's settings."""
+"""`quire agent`: lists and shows agents, and changes an agent's settings."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli import paths
 from quire.cli.common import SetOptions, command, complete_agent_names, complete_setting_names, create_group
 from quire.cli.config import SettingText, UnsetOption, format_path, write_setting
 from quire.cli.engine_setup import load_cli_settings
 from quire.cli.output import Result, make_field_table, make_table, make_text, to_one_line
-from quire.cli.paths import AGENT_FILENAME, find_agent_file, find_agent_files
-from quire.errors import InvalidRequest, QuireError
+from quire.cli.paths import find_agent_file, find_agent_files, get_agents_folder
+from quire.errors import QuireError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -87,7 +86,7 @@ def _list_agents(overrides: Sequence[str] | None) -> Result:
                 for row in rows
             ],
             wrapped=("description", "file"),
-        ) if rows else make_text("There is no agent yet; `quire agent new NAME` creates one.")  # fmt: skip
+        ) if rows else make_text(f"There is no agent yet. Write {get_agents_folder()}/NAME.toml.")  # fmt: skip
 
     return Result(AgentFilesSchema(agents=rows), draw)
 
@@ -142,28 +141,3 @@ def config(
     change = f"{key} is at its default" if parsed is None else f"{key} = {parsed}"
     document = ChangedAgentSchema(agent=agent.name, path=str(file), key=key, value=parsed)
     return Result(document, f"{change} for {agent.name}, in {format_path(file)}")
-
-
-@command(app, "quire agent new pilot")
-def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The agent's name.")],
-    *,
-    path: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write this file instead of one in your agents folder.")
-    ] = None,
-) -> Result:
-    """Create an agent: a commented TOML file in its own folder."""
-    from quire.context.agent_loader import render_agent_template
-    from quire.schemas.setup import NewAgentSchema
-
-    if path is None and (not name.strip(". ") or "/" in name or "\\" in name or "\0" in name):
-        raise InvalidRequest(f"{name!r} cannot be a folder name; choose another name, or a file with --path.")
-    file = path or paths.get_agents_folder() / name / AGENT_FILENAME
-    if file.exists():
-        raise InvalidRequest(f"{format_path(file)} already exists; choose another name, or edit the file.")
-    paths.write_atomically(file, render_agent_template(name))
-    return Result(
-        NewAgentSchema(name=name, path=str(file)),
-        f"Wrote {format_path(file)}; put rules and references into folders next to it.\n"
-        f"Use it: quire config set agent {format_path(file)}",
-    )

@@ -15,7 +15,7 @@ from quire.errors import QuireError
 from quire.plugins import find_plugins, load_plugin
 
 SINGLE_COMMANDS = {
-    "scan": "quire scan --html report.html",
+    "scan": "quire scan",
     "run": "quire run claude",
     "resume": "quire resume --in codex",
     "hook": "quire hook install claude-code",

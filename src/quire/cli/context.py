@@ -172,19 +172,6 @@ async def _load_restored(conversation: "Conversation", manifest: "Manifest") -> 
     return RestoredCountsSchema(**counts._asdict()) if counts is not None else None
 
 
-@command(app, "quire context timeline")
-async def timeline(target: CommandTarget) -> Result:
-    """Draw what the model saw, request by request: tokens by slot, compactions, cache and cost."""
-    from quire.cli.timeline import draw_timeline
-    from quire.ledger.timeline import load_timeline
-    from quire.schemas.timeline import TimelineSchema
-
-    async with open_conversation(target) as conversation:
-        loaded = await load_timeline(conversation.engine.store, conversation.id, branch=conversation.branch)
-    document = TimelineSchema.from_timeline(loaded, conversation=conversation.id, branch=conversation.branch)
-    return Result(document, lambda console: draw_timeline(loaded, console))
-
-
 async def _show_summary(target: CommandTarget) -> Result:
     """The summary that replaces archived messages, and how it was made."""
     from quire.schemas.context import ActiveSummarySchema

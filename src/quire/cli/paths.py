@@ -95,7 +95,9 @@ def find_agent_file(name: str) -> Path:
     if path.suffix == ".toml" and path.is_file():
         return path
     existing = f"existing agents: {', '.join(files)}" if files else "there are no agents yet"
-    raise DocumentNotFound(f"There is no agent {name!r}; {existing}. Create it with `quire agent new {name}`.")
+    raise DocumentNotFound(
+        f"There is no agent {name!r}; {existing}. An agent is a file such as {get_agents_folder()}/NAME.toml."
+    )
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -38,7 +37,6 @@ from quire.cli.agent_programs import (
     find_set_window,
     list_routes,
 )
-from quire.cli.command_server import start_command_server
 from quire.cli.common import run_async, to_exit_code
 from quire.cli.local_models import is_local
 from quire.cli.output import sanitize, to_one_line
@@ -154,12 +152,6 @@ class RunHost:
         self._requests: dict[str, set[asyncio.Task[Any]]] = {}
         self._conversations: dict[str, dict[str, None]] = {}
         """Conversations of each run, in the order of their last requests."""
-        self._command_server: subprocess.Popen[bytes] | None = None
-
-    def close(self) -> None:
-        """Ends the process that commands are forked from; commands that run there end by themselves."""
-        if self._command_server is not None:
-            self._command_server.communicate()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app: ASGIApp = self._app
@@ -209,10 +201,6 @@ class RunHost:
                 state = self._app.state.server_state
                 budget = state.settings.daily_budget
                 send(await format_status_line(state.store, message["event"], daily_budget=budget))
-            case "prepare_commands":
-                if self._command_server is None or self._command_server.poll() is not None:
-                    self._command_server = start_command_server()
-                send({})
             case "describe":
                 host, _, port = self._url.removeprefix("http://").rpartition(":")
                 send(
@@ -408,7 +396,6 @@ async def listen_for_commands(host: RunHost, user_socket: UserSocket) -> AsyncGe
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        host.close()
 
 
 async def _authenticate(reader: StreamReader, send: SendMessage, token: str) -> bool:

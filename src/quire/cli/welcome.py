@@ -81,7 +81,6 @@ def format_welcome(first_run: FirstRun, *, is_windows: bool = False) -> str:
 def format_next_steps(first_run: FirstRun) -> str:
     agent = first_run.agents[0] if first_run.agents else AGENT_PROGRAM_NAMES[0]
     steps = (
-        ("quire scan --html report.html", "this report for a browser"),
         ("quire service install", "import new sessions as they are written"),
         (f"quire run {agent}", "see every request, undo a compaction"),
         ("quire search 'some words'", "search all of these sessions"),

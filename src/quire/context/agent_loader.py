@@ -5,7 +5,6 @@ of the TOML file override that for this agent, or add an item. Paths are relativ
 inside the project. Unknown keys are errors, because a misspelled key would otherwise be ignored silently.
 """
 
-import json
 import tomllib
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
@@ -172,59 +171,3 @@ class _AgentLoader:
 
     def _error(self, problem: str) -> InvalidConfiguration:
         return InvalidConfiguration(f"The agent {self._path}: {problem}")
-
-
-def render_agent_template(name: str) -> str:
-    """A commented TOML file to start an agent from."""
-    # TOML strings are JSON strings, except that TOML requires DEL to be escaped.
-    return _AGENT_TEMPLATE.replace("NAME", json.dumps(name, ensure_ascii=False).replace("\x7f", "\\u007f"))
-
-
-_AGENT_TEMPLATE = """\
-# An agent of Quire. Rules and references are Markdown files in the folders `rules` and `references` next to this file;
-# their front matter (name, description, include, priority, enabled) sets how they enter a conversation:
-#   always   with every new conversation
-#   manual   when you add them
-#   agent    when a message needs them
-name = NAME
-description = ""
-
-# The model; without it, the one in the settings.
-# model = "openai:gpt-4o"
-
-instructions = \"\"\"
-You are a helpful assistant.
-\"\"\"
-# Or the path of a text file:
-# instructions_file = "instructions.md"
-
-# Settings for this agent alone.
-[settings]
-# strategy = "hybrid"
-# context_threshold = 0.85
-
-# Overrides for a file in `rules`, by name, or a rule of this agent alone.
-# [rules.brevity]
-# text = "Answer in three sentences or fewer."
-# include = "always"
-
-# A document from elsewhere in the project.
-# [references.readme]
-# path = "README.md"
-# description = "What the project is and how to start it"
-# include = "agent"
-
-# MCP servers, with the fields of the common `mcpServers` JSON; `servers_file`, above the tables, is the path of such a
-# file. `include` applies to all tools of a server, `tools` to one of them.
-# [servers.files]
-# command = "npx"
-# args = ["-y", "@modelcontextprotocol/server-filesystem", "."]
-# env = { TOKEN = "${FILES_TOKEN:-none}" }
-# include = "agent"
-# tools = { read_file = { include = "always" }, delete_file = { enabled = false } }
-
-# Memory: project files that are loaded into every conversation, and what the agent remembers.
-[memory]
-# enabled = true
-# files = ["AGENTS.md"]
-"""

@@ -85,8 +85,8 @@ class _Wording(NamedTuple):
     """With `n` pieces of evidence, how many `times`, the `sessions`, `tokens` and dollars in `cost`."""
     advice: str
     evidence: str
-    is_entry: bool = False
-    """Whether the entry shows it; else the timeline of the conversation does."""
+    command: str = "quire context show {conversation}"
+    """What shows it. Empty where its entry does."""
 
 
 _WORDINGS: dict[ObservationKind, _Wording] = {
@@ -100,6 +100,7 @@ _WORDINGS: dict[ObservationKind, _Wording] = {
         "{cost}.",
         "Before a long pause, /compact; after one, start a new session for a new task.",
         "{text}: {tokens} again",
+        "quire context diff {conversation} --cache",
     ),
     "fixed_prompt": _Wording(
         "{sessions} began with at least {smallest} more than the program's own prompt: {cost}.",
@@ -110,12 +111,13 @@ _WORDINGS: dict[ObservationKind, _Wording] = {
         "{n} of 5k tokens or more stayed in the window long after the last use: {cost}.",
         "`quire context drop` takes such a result out of a running session. A range of lines is smaller.",
         "{text}: {tokens} in {requests}",
-        is_entry=True,
+        command="",
     ),
     "cache_drop": _Wording(
         "The provider's cache dropped {times} in {sessions}: {tokens} processed again.",
         "Short pauses, waits for a tool or an approval, other models, evictions: a part of the cost, without advice.",
         "{text}: {tokens} again",
+        "quire context diff {conversation} --cache",
     ),
 }
 _NOUNS: dict[ObservationKind, str] = {"pause": "pause", "cache_drop": "prompt", "large_file": "file"}
@@ -168,9 +170,8 @@ def _sum_up_observations(observed: Iterable[ObservedConversation]) -> Iterable[F
                 conversation.conversation,
                 each.tokens,
                 each.cost_usd,
-                _format_show(conversation.conversation, each.item)
-                if wording.is_entry
-                else f"quire context timeline {conversation.conversation}",
+                wording.command.format(conversation=conversation.conversation)
+                or _format_show(conversation.conversation, each.item),
             )
             for conversation, each in items[:MAX_EVIDENCE]
         )

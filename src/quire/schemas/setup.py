@@ -101,11 +101,6 @@ class ChangedAgentSchema(JsonModel):
     value: Any
 
 
-class NewAgentSchema(JsonModel):
-    name: str
-    path: str
-
-
 class ModelFactSchema(JsonModel):
     name: str
     label: str
