@@ -1,4 +1,4 @@
-"""What hangs on by an entry point: programs to import from, agents to resume in, commands, routes and jobs.
+"""What hangs on by an entry point: sources, agents to resume in, commands, routes, jobs, checks, access policies.
 
 Ours use the same groups as those of other packages, so that nothing of the core imports them.
 """
@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 _logger = logging.getLogger(__name__)
 
-PluginGroup = Literal["quire.sources", "quire.resume", "quire.commands", "quire.routes", "quire.jobs"]
+PluginGroup = Literal[
+    "quire.access", "quire.checks", "quire.commands", "quire.jobs", "quire.resume", "quire.routes", "quire.sources"
+]
 OWN_DISTRIBUTION = "quire-core"
 
 

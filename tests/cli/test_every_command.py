@@ -25,6 +25,7 @@ from quire.model import Message
 from quire.plugins import find_plugins
 from quire.schemas import JsonModel
 from quire.store import SqlStore
+from quire.team.store import TeamStore
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 CLI_FOLDER = Path(output.__file__).parent
@@ -113,7 +114,9 @@ async def create_tenant(home: CliHome) -> None:
 
 async def append_audit(home: CliHome) -> None:
     async with SqlStore.open(home.url, tenant="harbour") as store:
-        await store.audit.append("sign_in", actor="ann", target={"route": "GET /auth/callback"}, address="10.0.0.1")
+        await TeamStore(store).audit.append(
+            "sign_in", actor="ann", target={"route": "GET /auth/callback"}, address="10.0.0.1"
+        )
 
 
 @pytest.mark.parametrize("name", COMMANDS)

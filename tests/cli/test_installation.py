@@ -49,7 +49,7 @@ SMOKE_PROGRAMS = {
     "postgres": "import psycopg, quire.db.postgres",
     "pydantic-ai": "from quire.adapters.pydantic_ai import QuireCapability",
     "server": "import quire.server.app",
-    "sso": "import quire.server.sign_in",
+    "sso": "import quire.team.sign_in",
     "vault": "from quire.context import front_matter; front_matter.parse_front_matter('---\\ntags: [a]\\n---\\nb')",
     "worker": "import quire.jobs.worker",
     "standard": RUN_HELP,

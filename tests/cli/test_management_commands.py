@@ -327,8 +327,7 @@ def test_what_is_purged_is_gone_from_the_file_and_the_chain_still_verifies(home:
     assert run_json("conversation", "verify", TIDES_ID) == {
         "conversations": [TIDES_ID],
         "faults": [],
-        "audit_entries": None,
-        "audit_head": None,
+        "notes": [],
     }
     # What was purged whole is listed no more.
     assert run_json("conversation", "verify", "--all")["faults"] == []

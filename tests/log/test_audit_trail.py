@@ -5,20 +5,21 @@ import asyncio
 import pytest
 from sqlalchemy import Connection, delete, select, text, update
 
-from quire.access.audit import AuditEntry
-from quire.access.users import EVERYONE
 from quire.db.database import TransactionOptions
 from quire.db.schema import audit, audit_heads, users
 from quire.errors import SignInRefused, UserNotFound
 from quire.model.ids import now
 from quire.store import SqlStore
+from quire.team.audit import AuditEntry
+from quire.team.store import TeamStore
+from quire.team.users import EVERYONE
 
 TENANT = "harbour"
 HOUR = 3_600_000_000
 
 
 async def append_some(store: SqlStore, count: int) -> list[AuditEntry]:
-    trail = store.for_tenant(TENANT).audit
+    trail = TeamStore(store.for_tenant(TENANT)).audit
     return [
         await trail.append(f"action {each}", actor="ann", target={"conversation": f"c{each}"}, address="10.0.0.1")
         for each in range(count)
@@ -28,7 +29,7 @@ async def append_some(store: SqlStore, count: int) -> list[AuditEntry]:
 @pytest.mark.every_database
 async def test_entries_are_a_chain_of_each_tenant(store: SqlStore):
     entries = await append_some(store, 3)
-    own, other = store.for_tenant(TENANT).audit, store.for_tenant("lighthouse").audit
+    own, other = TeamStore(store.for_tenant(TENANT)).audit, TeamStore(store.for_tenant("lighthouse")).audit
     assert await own.list() == entries
     assert await own.list(after=1, limit=1) == entries[1:2]
     assert (await own.get_head()) == (3, entries[-1].digest)
@@ -40,7 +41,7 @@ async def test_entries_are_a_chain_of_each_tenant(store: SqlStore):
 
 @pytest.mark.every_database
 async def test_appends_at_the_same_time_have_one_order(store: SqlStore):
-    trail = store.for_tenant(TENANT).audit
+    trail = TeamStore(store.for_tenant(TENANT)).audit
     await asyncio.gather(*(trail.append(f"action {each}", actor="ann", target={}) for each in range(20)))
     assert [each.seq for each in await trail.list()] == list(range(1, 21))
     assert await trail.verify() == []
@@ -83,7 +84,7 @@ async def test_a_changed_removed_or_moved_entry_is_found(store: SqlStore, name: 
     await append_some(store, 5)
     forge, seq = FORGERIES[name]
     await store.base.database.write(lambda connection: forge(connection), TransactionOptions(TENANT))
-    [fault] = await store.for_tenant(TENANT).audit.verify()
+    [fault] = await TeamStore(store.for_tenant(TENANT)).audit.verify()
     assert fault.seq == seq
 
 
@@ -99,7 +100,7 @@ async def test_the_role_of_the_application_cannot_change_the_trail(store: SqlSto
 
 @pytest.mark.every_database
 async def test_people_sessions_and_shares_belong_to_one_tenant(store: SqlStore):
-    own, other = store.for_tenant(TENANT), store.for_tenant("lighthouse")
+    own, other = TeamStore(store.for_tenant(TENANT)), TeamStore(store.for_tenant("lighthouse"))
     ann = await own.users.confirm("subject", name="Ann", email="ann@example.org", roles=["owner", "member"])
     same = await other.users.confirm("subject", name="Ann", email="ann@example.org", roles=["member"])
     assert ann.id != same.id
@@ -129,7 +130,7 @@ async def test_people_sessions_and_shares_belong_to_one_tenant(store: SqlStore):
 
 @pytest.mark.every_database
 async def test_of_several_servers_one_refreshes_a_session(store: SqlStore):
-    own = store.for_tenant(TENANT)
+    own = TeamStore(store.for_tenant(TENANT))
     ann = await own.users.confirm("subject", name="", email="", roles=["member"])
     await own.sessions.create(b"digest", ann.id, expires_at=now() + HOUR, refresh_at=1, tokens="")
     session = await own.sessions.find(b"digest")
@@ -139,7 +140,7 @@ async def test_of_several_servers_one_refreshes_a_session(store: SqlStore):
 
 
 async def test_a_person_whose_row_was_changed_outside_is_nobody(store: SqlStore):
-    own = store.for_tenant(TENANT)
+    own = TeamStore(store.for_tenant(TENANT))
     ann = await own.users.confirm("subject", name="", email="", roles=["member"])
     await store.base.database.write(
         lambda connection: connection.execute(update(users).values(roles="owner")), TransactionOptions(TENANT)
@@ -148,7 +149,7 @@ async def test_a_person_whose_row_was_changed_outside_is_nobody(store: SqlStore)
 
 
 async def test_keys_end_thirty_days_after_the_last_confirmation(store: SqlStore):
-    ann = await store.for_tenant(TENANT).users.confirm("subject", name="", email="", roles=["member"])
+    ann = await TeamStore(store.for_tenant(TENANT)).users.confirm("subject", name="", email="", roles=["member"])
     day = 24 * HOUR
     assert ann.may_use_keys_at(ann.confirmed_at + 29 * day)
     assert not ann.may_use_keys_at(ann.confirmed_at + 30 * day)

@@ -35,6 +35,7 @@ from quire.log.types import Citation, ConversationOrigin
 from quire.model import Message
 from quire.store import SqlStore
 from quire.store.backtests import NewBacktestShard
+from quire.team.store import TeamStore
 from quire.turns.leases import LeaseGrant
 
 PLACE = b"table.column"
@@ -80,7 +81,7 @@ async def plant_elsewhere(store: SqlStore) -> None:
     await store.backtests.finish_shard(backtest.id, 0, conversations=1, merge=lambda _: CANARY)
     await store.backtests.fail(backtest.id, CANARY)
     await store.imports.record_files([FileVersion(b"file", 1, 1)], {"session": f'{{"seen":"{CANARY}"}}'})
-    await store.audit.append("search", actor="ann", target={"q": CANARY}, address="10.0.0.1")
+    await TeamStore(store).audit.append("search", actor="ann", target={"q": CANARY}, address="10.0.0.1")
     while await store.usage.count():
         pass
     await index_all(store)
@@ -107,7 +108,7 @@ async def test_no_text_is_in_a_dump_or_a_log_line_and_everything_is_read_again(
         assert not contains_text(dump_database(admin_url), CANARY)
         assert CANARY not in caplog.text
         assert await store.verify_conversation("c") == await store.verify_conversation("session") == []
-        assert await store.verify_tenant() == await store.audit.verify() == []
+        assert await store.verify_tenant() == await TeamStore(store).audit.verify() == []
         assert find_absent("".join(await export_lines(store, "c"))) == {*BLOB_PLACES, "memory"}
         assert [each.id for each in await store.list_conversations(tag=CANARY)] == ["session"]
         assert await store.list_tags() == [CANARY]

@@ -11,7 +11,6 @@ from psycopg import errors, sql
 from sqlalchemy import Connection
 
 from infra.builders import make_turn
-from quire.access.directory import GroupChange
 from quire.access.spending import SpendCaps
 from quire.db.dialects import insert_rows
 from quire.db.schema import archived_replies, archives, background_responses, pending_objects
@@ -55,6 +54,8 @@ from quire.model import (
 )
 from quire.store import SqlStore
 from quire.store.backtests import NewBacktestShard
+from quire.team.directory import GroupChange
+from quire.team.store import TeamStore
 
 pytestmark = pytest.mark.every_database
 
@@ -143,14 +144,14 @@ async def fill_store(store: SqlStore) -> None:
     await store.turn_events.append("conversation 0", "a turn", 0, "[]")
     await store.rate_limits.take("a key", per_minute=60, permits=1)
     await store.backtests.create("{}", [NewBacktestShard("[]", 1)])
-    user = await store.users.confirm("a subject", name="a name", email="an address", roles=["member"])
-    await store.sessions.create(b"a digest", user.id, expires_at=2**62, refresh_at=2**62, tokens="tokens")
-    await store.shares.set_readers(user.id, "conversation 0", ["a reader"])
-    await store.audit.append("sign_in", actor=user.id, target={})
-    await store.audit.claim_export(claim="a process", seconds=60)
+    user = await TeamStore(store).users.confirm("a subject", name="a name", email="an address", roles=["member"])
+    await TeamStore(store).sessions.create(b"a digest", user.id, expires_at=2**62, refresh_at=2**62, tokens="tokens")
+    await TeamStore(store).shares.set_readers(user.id, "conversation 0", ["a reader"])
+    await TeamStore(store).audit.append("sign_in", actor=user.id, target={})
+    await TeamStore(store).audit.claim_export(claim="a process", seconds=60)
     await store.run(write, insert_object_rows)
-    person = await store.directory.create_user({"userName": "a name", "active": True}, {})
-    await store.directory.create_group(GroupChange("a group", None, frozenset({person.id})), {})
+    person = await TeamStore(store).directory.create_user({"userName": "a name", "active": True}, {})
+    await TeamStore(store).directory.create_group(GroupChange("a group", None, frozenset({person.id})), {})
 
 
 def insert_object_rows(connection: Connection, tenant: str) -> None:

@@ -10,6 +10,7 @@ from quire.db.store_part import read
 from quire.errors import StoreError
 from quire.model import FilePart, Message
 from quire.store import SqlStore
+from quire.team.store import TeamStore
 
 
 async def fill(store: SqlStore, messages: int) -> None:
@@ -43,7 +44,7 @@ async def test_a_purged_tenant_leaves_no_row_and_others_stay(store: SqlStore, ad
     leaving, staying = store.for_tenant("leaving"), store.for_tenant("staying")
     for each in (leaving, staying):
         await fill(each, 3)
-        await each.audit.append("sign_in", actor="ann", target={}, address="10.0.0.1")
+        await TeamStore(each).audit.append("sign_in", actor="ann", target={}, address="10.0.0.1")
     before = await read_rows(staying)
     if is_postgres(admin_url):
         with pytest.raises(StoreError, match="permission denied"):

@@ -12,9 +12,10 @@ import pytest
 from google.protobuf.json_format import Parse
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
-from quire.server import audit_export
-from quire.server.audit_export import AuditExporter
 from quire.store import SqlStore
+from quire.team import audit_export
+from quire.team.audit_export import AuditExporter
+from quire.team.store import TeamStore
 
 TENANTS = ("elsewhere", "harbour")
 
@@ -85,13 +86,13 @@ def receiver() -> Iterator[LogReceiver]:
 
 async def append(store: SqlStore, tenant: str, count: int) -> None:
     for number in range(count):
-        await store.for_tenant(tenant).audit.append(
+        await TeamStore(store.for_tenant(tenant)).audit.append(
             "read", actor="ann", target={"route": "GET /api/conversations", "number": str(number)}, address="192.0.2.7"
         )
 
 
 async def list_waiting(store: SqlStore) -> list[str]:
-    return await store.all_tenants.list_unexported_audits()
+    return await TeamStore(store).audit.list_unexported()
 
 
 @pytest.mark.every_database
@@ -124,7 +125,7 @@ async def test_each_entry_is_sent_once_by_several_nodes_that_restart_while_the_r
         # A node that is stopped while it waits for the answer sends these again; by the digest they are the same.
         sent = {each["quire.audit.seq"]: each for each in receiver.attributes() if each["quire.tenant"] == tenant}
         assert list(sent) == sorted(sent)
-        entries = await store.for_tenant(tenant).audit.list()
+        entries = await TeamStore(store.for_tenant(tenant)).audit.list()
         assert {number: each["quire.audit.digest"] for number, each in sent.items()} == {
             each.seq: each.digest.hex() for each in entries
         }
@@ -171,7 +172,7 @@ async def test_while_the_receiver_is_away_entries_wait(store: SqlStore, receiver
 
 async def test_a_node_takes_over_from_one_that_has_died(store: SqlStore, receiver: LogReceiver):
     await append(store, "harbour", 2)
-    trail = store.for_tenant("harbour").audit
+    trail = TeamStore(store.for_tenant("harbour")).audit
     assert await trail.claim_export(claim="dead", seconds=60) == 0
     exporter = AuditExporter(store, receiver.url, {})
     assert await exporter.send_new() == 0

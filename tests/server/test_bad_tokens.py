@@ -11,8 +11,8 @@ from joserfc.jwk import OctKey
 
 from infra.token_issuer import EC_KEY, FOREIGN_EC_KEY, FOREIGN_KEY, KEY, TokenIssuer, run_token_issuer
 from quire.errors import SignInRefused
-from quire.server.identity_provider import CLOCK_SKEW_SECONDS, MAX_TOKEN_CHARS, IdentityProvider
 from quire.settings.schema import SignIn
+from quire.team.identity_provider import CLOCK_SKEW_SECONDS, MAX_TOKEN_CHARS, IdentityProvider
 
 MakeToken = Callable[[TokenIssuer], str]
 

@@ -26,7 +26,6 @@ from test_tenant_isolation_routes import BODIES_BY_SCHEMA, QUERIES_BY_SUFFIX
 from infra.sizes import IS_FULL_SIZE
 from infra.token_issuer import TokenIssuer, run_token_issuer
 from quire.access.keys import KEY_SCOPES, KeyScope
-from quire.access.permissions import PERMISSIONS, Action, Relation, render_permission_table
 from quire.db.database import TransactionOptions
 from quire.db.schema import sessions
 from quire.model import Message, ThinkingPart, ToolCallPart
@@ -34,16 +33,18 @@ from quire.model.ids import now
 from quire.model.people import USER_ROLES, UserRole, make_space
 from quire.server import gateway
 from quire.server.app import create_app
-from quire.server.auth import RequireAction
-from quire.server.caller import PERSON_SCOPES
-from quire.server.identity_provider import ProviderTokens
-from quire.server.routes import ROUTERS, scim
-from quire.server.scim import PATCH_SCHEMA
-from quire.server.sign_in import SignedIn
+from quire.server.auth import SCOPES_BY_ACTION, RequireAction
+from quire.server.routes import ROUTERS
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
 from quire.store import SqlStore
+from quire.team.identity_provider import ProviderTokens
+from quire.team.permissions import PERMISSIONS, PERSON_SCOPES, Relation, render_permission_table
+from quire.team.routes import scim
+from quire.team.scim import PATCH_SCHEMA
+from quire.team.sign_in import SignedIn
+from quire.team.store import TeamStore
 
 DOCS_PAGE = Path(__file__).parents[2] / "docs" / "sign-in.md"
 URL = "http://127.0.0.1:1"
@@ -119,14 +120,14 @@ def list_api_routes() -> list[APIRoute]:
     ]
 
 
-def find_action(operation: Operation) -> Action | None:
+def find_action(operation: Operation) -> str | None:
     """The action that the operation's route names in its dependencies."""
     [route] = [
         each
         for each in list_api_routes()
         if each.path_format == operation.path and operation.method.upper() in each.methods
     ]
-    found = set[Action]()
+    found = set[str]()
 
     def walk(dependant: Dependant) -> None:
         if isinstance(dependant.call, RequireAction):
@@ -156,7 +157,7 @@ class People:
         return self.store.for_tenant(make_space(OTHER_TENANT if name == "stranger" else TENANT, self.ids[name]))
 
     async def count_audit(self) -> int:
-        return (await self.store.for_tenant(TENANT).audit.get_head()).seq
+        return (await TeamStore(self.store.for_tenant(TENANT)).audit.get_head()).seq
 
     async def make_credentials(self) -> list[Credential]:
         """Sessions of every role, and of people who may not work any more; keys and tokens of every kind."""
@@ -246,16 +247,18 @@ async def people(store: SqlStore, scripted: ScriptedAgent, issuer: TokenIssuer) 
         for name in (*roles, "stranger"):
             tenant = OTHER_TENANT if name == "stranger" else TENANT
             given: list[UserRole] = roles.get(name, ["member"])
-            user = await store.for_tenant(tenant).users.confirm(
+            user = await TeamStore(store.for_tenant(tenant)).users.confirm(
                 f"subject of {name}", name=name, email=f"{name}@example.org", roles=given
             )
             ids[name] = user.id
-            session = await app.state.sign_in._create_session(SignedIn(tenant, user), ProviderTokens(None, None, None))
+            session = await app.state.access.sign_in._create_session(
+                SignedIn(tenant, user), ProviderTokens(None, None, None)
+            )
             cookies[name] = f"quire-session-1={session}"
             space = store.for_tenant(make_space(tenant, user.id))
             await space.create_conversation("c", title=f"title of {name}")
             await space.append("c", *[scripted_message(name)])
-        team = store.for_tenant(TENANT)
+        team = TeamStore(store.for_tenant(TENANT))
         await team.users.confirm("subject of someone without a role", name="", email="", roles=[])
         await store.base.database.write(
             lambda connection: connection.execute(
@@ -295,6 +298,10 @@ async def call(
     return response.status_code, response.text if response.status_code >= 400 else ""
 
 
+def test_a_key_needs_the_same_scope_whether_people_sign_in_or_not():
+    assert SCOPES_BY_ACTION.items() <= {action: each.scope for action, each in PERMISSIONS.items()}.items()
+
+
 def test_every_route_names_its_action():
     actions = {str(each): find_action(each) for each in list_routes()}
     assert [name for name, action in actions.items() if action is None] == []
@@ -309,7 +316,7 @@ CELL_STEP = 1 if IS_FULL_SIZE else 31
 async def test_each_route_answers_by_the_table(people: People):
     """Each cell: is the request let in as the table says, and does it leave exactly the entry that it must?"""
     operations, credentials = list_routes(), await people.make_credentials()
-    team = people.store.for_tenant(TENANT)
+    team = TeamStore(people.store.for_tenant(TENANT))
     cells = [
         (operation, credential, place)
         for operation in operations
@@ -365,7 +372,7 @@ def find_relation(place: str) -> Relation:
 async def test_of_random_operations_each_leaves_the_traces_that_it_must(people: People):
     """Whatever people do, in any order: one entry for each audited action, none for others, in an unbroken chain."""
     random, operations = Random(7), list_routes()
-    trail = people.store.for_tenant(TENANT).audit
+    trail = TeamStore(people.store.for_tenant(TENANT)).audit
     [directory] = [each for each in await people.make_credentials() if each.name == "key of the tenant to scim"]
     expected = list[tuple[str, str]]()
     for number in range(1_000 if IS_FULL_SIZE else 60):
@@ -375,7 +382,7 @@ async def test_of_random_operations_each_leaves_the_traces_that_it_must(people: 
         await create_again(people, owner, conversation)
         is_shared = random.random() < 0.3 and owner != role and "conversation" in operation.path_parameters
         if is_shared:
-            await people.store.for_tenant(TENANT).shares.set_readers(people.ids[owner], conversation, ["*"])
+            await TeamStore(people.store.for_tenant(TENANT)).shares.set_readers(people.ids[owner], conversation, ["*"])
         user = people.ids[owner] if owner != role or random.random() < 0.5 else None
         relation: Relation = "own" if owner == role else "shared" if is_shared else "other"
         actor, headers = people.ids[role], {"cookie": people.cookies[role], "origin": URL}
@@ -399,7 +406,7 @@ READER_ROUTES = {"GET /shared/{conversation}", "GET /api/conversations/{conversa
 async def test_readers_of_a_shared_conversation_see_its_masked_transcript_and_nothing_else(people: People):
     """Every route about a conversation refuses its readers, and so does a new one, unless `READER_ROUTES` names it."""
     secret = f"ghp_{'a1B2c3D4e5F6' * 3}"
-    space, team = people.space("victim"), people.store.for_tenant(TENANT)
+    space, team = people.space("victim"), TeamStore(people.store.for_tenant(TENANT))
     await space.create_conversation("shared", title=f"deploy with {secret}")
     await space.set_tags("shared", [secret.lower()])
     await space.append(

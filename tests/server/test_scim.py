@@ -16,9 +16,10 @@ from sign_in_helpers import TENANT, TeamServer, find_free_port, serve_team
 
 from infra.oidc_provider import OidcProvider
 from quire.model.people import make_space
-from quire.server.identity_provider import ProviderTokens
-from quire.server.sign_in import SignedIn
 from quire.store import SqlStore
+from quire.team.identity_provider import ProviderTokens
+from quire.team.sign_in import SignedIn
+from quire.team.store import TeamStore
 
 USER = "urn:ietf:params:scim:schemas:core:2.0:User"
 ENTERPRISE = "urn:ietf:params:scim:schemas:extension:enterprise:2.0:User"
@@ -65,7 +66,7 @@ async def create_group(directory: httpx2.AsyncClient, name: str, *members: str) 
 
 async def sign_in(team: TeamServer, subject: str) -> httpx2.AsyncClient:
     """A browser with the session of a person, as `complete` makes it after the provider's answer."""
-    service = team.app.state.sign_in
+    service = team.app.state.access.sign_in
     signed_in: SignedIn = await service._confirm({"sub": subject}, None)
     session = await service._create_session(signed_in, ProviderTokens(None, None, None))
     cookie = f"quire-session-{team.url.rpartition(':')[2]}={session}"
@@ -383,7 +384,7 @@ async def test_who_is_deactivated_loses_sessions_and_keys_on_every_node(
     ):
         assert (await ann.post("/api/conversations", json={"id": "c"})).status_code == 201
         assert (await other_node.get("/api/conversations")).status_code == 200
-        [person] = await store.for_tenant(TENANT).users.list()
+        [person] = await TeamStore(store.for_tenant(TENANT)).users.list()
         assert (person.id, person.name, person.email, person.roles) == (
             user["id"], "Ann", "ann@example.org", {"member"},
         )  # fmt: skip
@@ -402,7 +403,7 @@ async def test_who_is_deactivated_loses_sessions_and_keys_on_every_node(
                 refused = await browser.get("/api/conversations")
                 assert (refused.status_code, refused.json()["code"]) == (401, "sign_in_required")
             # A server remembers for ten seconds that a person may use keys.
-            team.app.state.active_users.clear()
+            team.app.state.access._key_roles.clear()
             assert (await program.get("/api/conversations")).status_code == 401
             with pytest.raises(Exception, match="has deactivated it"):
                 await sign_in(team, "subject of ann")
@@ -458,7 +459,7 @@ async def test_an_owner_and_the_directory_disable_people_apart_from_each_other(
 ):
     user = await create_user(directory, "ann")
     await create_group(directory, "crew", user["id"])
-    users = store.for_tenant(TENANT).users
+    users = TeamStore(store.for_tenant(TENANT)).users
     await users.set_disabled(user["id"], True)
     # Directories send again and again what they have.
     for active in (True, False, True):
@@ -477,14 +478,16 @@ async def test_an_owner_and_the_directory_disable_people_apart_from_each_other(
 async def test_people_of_the_claims_only_are_not_let_in_and_those_known_before_are_found_again(
     team: TeamServer, store: SqlStore, directory: httpx2.AsyncClient
 ):
-    known = await store.for_tenant(TENANT).users.confirm("subject of ann", name="", email="", roles=["owner"])
-    service = team.app.state.sign_in
+    known = await TeamStore(store.for_tenant(TENANT)).users.confirm(
+        "subject of ann", name="", email="", roles=["owner"]
+    )
+    service = team.app.state.access.sign_in
     with pytest.raises(Exception, match="subject of ann"):
         await service._confirm({"sub": "subject of ann", "groups": ["captains"]}, None)
     user = await create_user(directory, "ann")
     assert user["id"] == known.id
     # The roles of the token count no more.
-    assert (await store.for_tenant(TENANT).users.find(known.id)).roles == frozenset()
+    assert (await TeamStore(store.for_tenant(TENANT)).users.find(known.id)).roles == frozenset()
 
 
 async def test_a_changed_row_gives_no_access(team: TeamServer, store: SqlStore, directory: httpx2.AsyncClient):
@@ -532,7 +535,7 @@ async def test_a_directory_reaches_its_tenant_only_and_nothing_but_people(
         assert (await other.post("Groups", json={"displayName": "crew", "members": [{"value": ann["id"]}]})).is_error
         await create_group(other, "captains", pia["id"])
         # Captains are owners of the harbour, not of the lighthouse.
-        assert (await store.for_tenant("lighthouse").users.find(pia["id"])).roles == frozenset()
+        assert (await TeamStore(store.for_tenant("lighthouse")).users.find(pia["id"])).roles == frozenset()
     for path in ("/api/conversations", "/api/users", "/api/audit", "/api/keys", "/v1/models"):
         refused = await directory.get(f"{team.url}{path}")
         assert refused.status_code == 403, path
@@ -584,7 +587,7 @@ async def test_each_change_leaves_one_entry_that_says_whom_it_is_about(store: Sq
     group = await create_group(directory, "crew", user["id"])
     await directory.delete(f"Groups/{group['id']}")
     await directory.delete("Users/unknown")
-    trail = store.for_tenant(TENANT).audit
+    trail = TeamStore(store.for_tenant(TENANT)).audit
     entries = [json.loads(each.target) for each in await trail.list()]
     assert entries == [
         {"route": "POST /scim/v2/Users", "externalId": "subject of ann"},

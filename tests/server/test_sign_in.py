@@ -15,16 +15,16 @@ from sign_in_helpers import PEOPLE, TENANT, TeamServer, serve_team
 from sqlalchemy import select, update
 
 from infra.oidc_provider import OidcProvider, find_free_port, run_provider, sign_in_by_forms
-from quire.cli import login
 from quire.db.database import TransactionOptions
 from quire.db.schema import sessions
 from quire.errors import SignInUnavailable
-from quire.server import identity_provider
-from quire.server import sign_in as sign_in_module
 from quire.server.app import create_app
-from quire.server.identity_provider import ProviderTokens
-from quire.server.routes import sign_in as sign_in_routes
 from quire.store import SqlStore
+from quire.team import identity_provider, login
+from quire.team import sign_in as sign_in_module
+from quire.team.identity_provider import ProviderTokens
+from quire.team.routes import sign_in as sign_in_routes
+from quire.team.store import TeamStore
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ async def test_a_person_signs_in_works_and_signs_out(team: TeamServer, store: Sq
         account = await ann.get("/auth/account")
         assert "ann@example.org, member of harbour" in account.text
         assert (await ann.post("/api/conversations", json={"id": "c"})).status_code == 201
-        [user] = await store.for_tenant(TENANT).users.list()
+        [user] = await TeamStore(store.for_tenant(TENANT)).users.list()
         assert [each.id for each in await store.for_tenant(f"{TENANT}/{user.id}").list_conversations()] == ["c"]
         session = read_session(ann, team)
         out = await ann.post("/auth/logout")
@@ -66,7 +66,7 @@ async def test_a_person_signs_in_works_and_signs_out(team: TeamServer, store: Sq
         assert (await call_with(team, session)).status_code == 401
         confirmed = await sign_in_by_forms(ann, out.headers["location"], "ann")
         assert "You are signed out" in confirmed.text
-    trail = [(each.action, each.actor) for each in await store.for_tenant(TENANT).audit.list()]
+    trail = [(each.action, each.actor) for each in await TeamStore(store.for_tenant(TENANT)).audit.list()]
     assert trail == [("sign_in", user.id), ("sign_out", user.id)]
 
 
@@ -91,7 +91,7 @@ async def test_someone_without_a_group_of_the_settings_is_not_let_in(team: TeamS
     async with team.open_browser() as browser:
         refused = await sign_in_by_forms(browser, f"{team.url}/auth/login?tenant=lighthouse", "ann")
         assert "no access" in refused.text or "has access to the tenant" in refused.text
-    assert await store.for_tenant("lighthouse").users.list() == []
+    assert await TeamStore(store.for_tenant("lighthouse")).users.list() == []
 
 
 async def test_quire_login_gets_a_key_by_the_device_flow_that_ends_with_the_person(team: TeamServer, store: SqlStore):
@@ -106,9 +106,9 @@ async def test_quire_login_gets_a_key_by_the_device_flow_that_ends_with_the_pers
         assert (await terminal.post("/api/conversations", json={"id": "c"}, headers=headers)).status_code == 201
         # The code is used up.
         assert (await terminal.post("/auth/device/key", json=poll)).status_code == 403
-        [ann] = await store.for_tenant(TENANT).users.list()
-        await store.for_tenant(TENANT).users.set_disabled(ann.id, True)
-        team.app.state.active_users.clear()
+        [ann] = await TeamStore(store.for_tenant(TENANT)).users.list()
+        await TeamStore(store.for_tenant(TENANT)).users.set_disabled(ann.id, True)
+        team.app.state.access._key_roles.clear()
         refused = await terminal.get("/api/conversations", headers=headers)
         assert (refused.status_code, refused.json()["code"]) == (401, "invalid_key")
 
@@ -185,7 +185,7 @@ async def test_a_session_that_the_provider_cannot_confirm_ends_after_fifteen_min
 async def test_a_refresh_without_an_id_token_reads_the_groups_elsewhere(
     team: TeamServer, provider: OidcProvider, monkeypatch: pytest.MonkeyPatch
 ):
-    service = team.app.state.sign_in.provider
+    service = team.app.state.access.sign_in.provider
     refresh = service.refresh
 
     async def refresh_without_id_token(token: str) -> ProviderTokens:
@@ -212,12 +212,12 @@ async def test_who_is_not_signed_in_cannot_flood_the_provider(
         asked += 1
         raise SignInUnavailable("not asked in this test")
 
-    monkeypatch.setattr(team.app.state.sign_in.provider, "_post", count)
+    monkeypatch.setattr(team.app.state.access.sign_in.provider, "_post", count)
     monkeypatch.setattr(sign_in_routes, "PROVIDER_CALLS_PER_MINUTE", 5, raising=False)
     pending = urlsafe_b64encode(json.dumps(["secret", "/", None]).encode()).decode()
     state = sign_in_module._derive("secret", "state")
     async with team.open_browser() as stranger:
-        cookie = {"cookie": f"{team.app.state.sign_in._cookie_format.format('pending')}={pending}"}
+        cookie = {"cookie": f"{team.app.state.access.sign_in._cookie_format.format('pending')}={pending}"}
         for _ in range(10):
             if path == "/auth/callback":
                 last = await stranger.get(path, params={"state": state, "code": "x"}, headers=cookie)
@@ -241,7 +241,7 @@ async def test_while_the_provider_is_down_people_go_on_and_new_ones_are_told(tea
         try:
             await expire_refresh(team)
             assert (await ann.get("/api/conversations")).status_code == 200
-            team.app.state.sign_in.provider._issuers[provider.issuer]._fetched = None
+            team.app.state.access.sign_in.provider._issuers[provider.issuer]._fetched = None
             told = await ben.get("/auth/login", follow_redirects=True)
             assert told.status_code == 503
             assert "Sign-in is not possible at the moment" in told.text

@@ -20,8 +20,9 @@ from infra.oidc_provider import OidcProvider, find_free_port, run_provider, sign
 from infra.token_issuer import FOREIGN_KEY, TokenIssuer, run_token_issuer
 from quire.model import Message
 from quire.model.people import make_space
-from quire.server.sign_in import check_return_path
 from quire.store import SqlStore
+from quire.team.sign_in import check_return_path
+from quire.team.store import TeamStore
 
 SECRET_WORD = "gannet"
 
@@ -253,7 +254,7 @@ async def test_a_forged_cookie_names_no_tenant_to_the_store(team: TeamServer, mo
 
 async def test_another_persons_things_are_out_of_reach_by_every_address(team: TeamServer, store: SqlStore):
     async with team.open_browser("ann") as ann, team.open_browser("ben") as ben, team.open_browser("pia") as pia:
-        people = {each.name: each for each in await store.for_tenant(TENANT).users.list()}
+        people = {each.name: each for each in await TeamStore(store.for_tenant(TENANT)).users.list()}
         space = store.for_tenant(make_space(TENANT, people["ann"].id))
         await space.create_conversation("c", title=SECRET_WORD)
         await space.append("c", Message.user(f"The {SECRET_WORD} dives."))
@@ -329,7 +330,9 @@ async def test_a_shared_conversation_can_be_read_and_nothing_else(team: TeamServ
         await ann.put("/api/conversations/c/readers", json={"readers": []})
         assert (await ben.get(link)).status_code == 404
         assert (await ann.put("/api/conversations/c/readers", json={"readers": ["pia@example.org"]})).status_code == 404
-        reads = [each for each in await store.for_tenant(TENANT).audit.list() if each.action in ("read", "search")]
+        reads = [
+            each for each in await TeamStore(store.for_tenant(TENANT)).audit.list() if each.action in ("read", "search")
+        ]
         assert reads
         assert not any(SECRET_WORD in each.target for each in reads)
 
@@ -371,10 +374,10 @@ async def test_a_workload_presents_a_token_of_its_platform(team: TeamServer, iss
 async def test_tokens_of_people_are_no_api_keys(team: TeamServer, provider: OidcProvider, store: SqlStore):
     """Token confusion: an ID token of the provider, and a key of the tenant itself in place of a session."""
     async with team.open_browser("ann") as ann:
-        from quire.server import sign_in as service
+        from quire.team import sign_in as service
 
         secret = read_cookie(ann, team).rpartition(".")[2]
-        session = await store.for_tenant(TENANT).sessions.find(service._hash_secret(secret))
+        session = await TeamStore(store.for_tenant(TENANT)).sessions.find(service._hash_secret(secret))
         assert session is not None
         id_token = service._decrypt_tokens(session.tokens, secret).id_token
         async with httpx2.AsyncClient(base_url=team.url, headers={"Authorization": f"Bearer {id_token}"}) as client:

@@ -39,12 +39,13 @@ from quire.cli.output import (
     to_one_line,
 )
 from quire.errors import InvalidRequest
+from quire.plugins import load_plugins
 from quire.rows.branches import choose_branch_used_last
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from quire.log.types import ValuePurge
+    from quire.log.types import TenantCheck, ValuePurge
     from quire.schemas.records import FoundSecretsSchema, LocatedFaultSchema
     from quire.store import SqlStore
 
@@ -169,20 +170,12 @@ async def verify(
         else:
             ids = [await resolve_conversation_id(own, conversation)]
         faults = await _find_faults(own, ids, with_tenant=everything)
-        trail = await store.audit.get_head() if everything else None
-        for each in await store.audit.verify() if everything else ():
-            faults.append(
-                LocatedFaultSchema(conversation=None, branch=None, seq=each.seq, problem=f"audit: {each.reason}")
-            )
-    document = VerifiedConversationsSchema(
-        conversations=ids,
-        faults=faults,
-        audit_entries=trail.seq if trail is not None else None,
-        audit_head=trail.digest.hex() if trail is not None and trail.seq else None,
-    )
-    text = f"Verified {pluralize(len(ids), 'conversation')}: nothing was changed."
-    if document.audit_head is not None:
-        text += f" The audit trail ends with entry {document.audit_entries:,}, {document.audit_head}."
+        checks = load_plugins("quire.checks").values() if everything else ()
+        checked: list[TenantCheck] = [await check(store) for check in checks]
+    faults += [LocatedFaultSchema(conversation=None, **fault._asdict()) for each in checked for fault in each.faults]
+    notes = [each.note for each in checked if each.note is not None]
+    document = VerifiedConversationsSchema(conversations=ids, faults=faults, notes=notes)
+    text = " ".join([f"Verified {pluralize(len(ids), 'conversation')}: nothing was changed.", *notes])
     verified = make_text(text)
     return Result(
         document, lambda _: _draw_faults(faults) if faults else [verified], exit_code=EXIT_FAILED if faults else 0

@@ -225,6 +225,14 @@ class IntegrityFault(NamedTuple):
     problem: str
 
 
+class TenantCheck(NamedTuple):
+    """What an entry point `quire.checks`, a coroutine function of a store, finds in a tenant."""
+
+    faults: list[IntegrityFault]
+    note: str | None
+    """What to print if there are no faults."""
+
+
 class TenantPurge(NamedTuple):
     """What a purge of a tenant deleted."""
 

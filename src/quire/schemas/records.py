@@ -107,8 +107,7 @@ class LocatedFaultSchema(IntegrityFaultSchema):
 class VerifiedConversationsSchema(JsonModel):
     conversations: list[str]
     faults: list[LocatedFaultSchema]
-    audit_entries: int | None = Field(default=None, description="Entries of the tenant's audit trail, with `--all`.")
-    audit_head: str | None = Field(default=None, description="Digest of the last of them.")
+    notes: list[str] = Field(description="With `--all`: the last entry of the audit trail, and its digest.")
 
 
 class TenantSchema(JsonModel):

@@ -2,9 +2,8 @@
 
 from fastapi import APIRouter, FastAPI
 
-from quire.errors import MissingExtra
 from quire.server import gateway
-from quire.server.auth import AuthMiddleware, LocalAuthMiddleware, get_key_verifier
+from quire.server.auth import AuthMiddleware, LocalAuthMiddleware, get_key_verifier, load_access_policy
 from quire.server.gateway.response import ErrorFormatMiddleware
 from quire.server.lifecycle import StreamRegistry, StreamShutdownMiddleware
 from quire.server.limits import LimitsMiddleware
@@ -47,13 +46,7 @@ def create_app(
     )
     app.state.server_state = server_state
     app.state.streams = StreamRegistry() if streams is None else streams
-    app.state.sign_in = None
-    if token is None and server_state.settings.sign_in is not None:
-        try:
-            from quire.server.sign_in import SignInService
-        except ModuleNotFoundError as error:
-            raise MissingExtra(extra="sso", feature="Sign-in") from error
-        app.state.sign_in = SignInService(server_state.settings.sign_in, server_state.store, server_state.environ)
+    app.state.access = load_access_policy(server_state) if token is None else None
     add_exception_handlers(app)
     add_mcp(app, server_state)
     add_page(app)
@@ -62,7 +55,7 @@ def create_app(
     if token is not None:
         app.add_middleware(LocalAuthMiddleware, token=token, verify_key=get_key_verifier(app).verify)
     app.add_middleware(LimitsMiddleware, max_bytes=lambda: server_state.settings.max_request_bytes)
-    app.add_middleware(ErrorFormatMiddleware)
+    app.add_middleware(ErrorFormatMiddleware, formats=app.state.access.error_formats if app.state.access else {})
     # Outermost, so that it also measures requests that the other middleware refuses.
     add_telemetry(app, server_state)
     return app

@@ -13,14 +13,14 @@ import asyncio
 import hmac
 import re
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlencode
 
-from cachetools import LRUCache, TTLCache
+from cachetools import LRUCache
 from fastapi import FastAPI, Request
 from fastapi.openapi.models import HTTPBearer
 from fastapi.security.base import SecurityBase
@@ -30,39 +30,32 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as ASGIScope
 
 from quire.access.keys import ApiKey, Keys, KeyScope
-from quire.access.permissions import PERMISSIONS, Action, Relation
-from quire.access.users import EVERYONE
 from quire.concurrency.worker_threads import set_work_owner, work_meter
 from quire.errors import (
     AccessDenied,
-    ConversationNotFound,
     CrossOriginRequest,
     InsufficientScope,
     InvalidConfiguration,
     InvalidKey,
     ModelNotAllowed,
     QuireError,
-    RoleRequired,
-    SignInRefused,
-    SignInRequired,
-    SignInUnavailable,
     StoreError,
     StoreUnavailable,
     TooManyRequests,
-    UserNotFound,
 )
 from quire.model.ids import now
-from quire.model.people import UserRole, make_space, split_space
+from quire.model.people import UserRole, split_space
+from quire.plugins import load_plugins
 from quire.server.caller import LOCAL_CALLER, Caller
 from quire.server.page import make_denied_page
 from quire.server.problems import error_to_response
 from quire.server.rate_limits import RATE_LIMIT_SCOPE_KEY, RateLimitStatus, SharedRateLimiter
 from quire.settings import Settings
 from quire.settings.schema import tenant_quota_for
-from quire.store import SqlStore
+from quire.wire.http_errors import ErrorResponse
 
 if TYPE_CHECKING:
-    from quire.server.sign_in import SignInService
+    from quire.server.state import ServerState
 
 KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 """Headers in which clients send API keys: a key of Quire, the local token, or credentials for a provider."""
@@ -190,77 +183,77 @@ def get_rate_limiter(app: FastAPI) -> SharedRateLimiter:
     return app.state.rate_limiter
 
 
-USER_PARAMETER = "user"
-"""Query parameter of every route: the person whose conversations the request is about, by default the caller."""
-TEAM_SPACE = "team"
-"""Value of `USER_PARAMETER` for conversations of the tenant itself, from its API keys and workloads."""
+SCOPES_BY_ACTION: dict[str, KeyScope] = {
+    "read": "read",
+    "search": "read",
+    "export": "read",
+    "read_transcript": "read",
+    "write": "write",
+    "edit": "write",
+    "chat": "chat",
+    "approve": "approve",
+    "purge": "admin",
+    "list_keys": "admin",
+    "create_key": "admin",
+    "revoke_key": "admin",
+    "change_settings": "admin",
+}
+"""What routes do, and the scope that a key needs for it."""
 
 
-def get_sign_in(app: FastAPI) -> "SignInService | None":
-    """Returns the service by which people sign in, or None where there are only keys."""
-    return app.state.sign_in
+class AccessPolicy(Protocol):
+    """Who callers are and what they may do beyond API keys and their scopes: what an entry point `quire.access` makes
+    of the server's state."""
+
+    error_formats: Mapping[str, Callable[[int, Mapping[str, Any]], ErrorResponse]]
+    """Errors of other formats, made of status and problem document, by the prefix of their paths."""
+
+    def run(self) -> AbstractAsyncContextManager[None]:
+        """Background work while the server runs."""
+        ...
+
+    async def authenticate(self, request: Request, presented: str | None) -> Caller | None:
+        """The caller of a request without an API key, or None if the key has to be verified."""
+        ...
+
+    async def find_key_roles(self, team: str, user: str) -> frozenset[UserRole] | None:
+        """Roles of an API key that belongs to a person. None if the person may not use it any more."""
+        ...
+
+    async def authorize(self, request: Request, caller: Caller, action: str) -> Caller:
+        """Decides in place of scopes alone. Returns the caller for the tenant that the request is about, or raises."""
+        ...
+
+    async def is_still_authorized(self, request: Request, caller: Caller, presented: str | None) -> bool | None:
+        """Whether a caller whom it authenticated may go on. None for a caller with an API key."""
+        ...
+
+    async def redirect_visit(self, request: Request) -> Response | None:
+        """Where a browser that opens the page has to go first."""
+        ...
 
 
-async def authorize(request: Request, action: Action, **details: str) -> Caller:
+def load_access_policy(server_state: "ServerState") -> AccessPolicy | None:
+    """The first policy for which the settings ask. None where there are only keys."""
+    made = (make(server_state) for make in load_plugins("quire.access").values())
+    return next((policy for policy in made if policy is not None), None)
+
+
+def get_access_policy(app: FastAPI) -> AccessPolicy | None:
+    """Returns the application's access policy, or None where there are only keys."""
+    return app.state.access
+
+
+async def authorize(request: Request, action: str) -> Caller:
     """Returns the caller, for the tenant or person whose conversations the request is about.
 
-    Raises `InvalidKey`, `InsufficientScope` or `TooManyRequests`. Where people sign in, also `RoleRequired`, or
-    `ConversationNotFound` for what is another person's, and the audit trail has an entry, with these details, before
-    anything is read.
+    Raises `InvalidKey`, `InsufficientScope` or `TooManyRequests`, and what an access policy raises.
     """
-    caller = await _get_caller(request)
-    if get_sign_in(request.app) is None:
-        check_scope(caller, PERMISSIONS[action].scope)
-        return caller
-    target, relation = await _find_target(request, caller)
-    permission = PERMISSIONS[action]
-    has_role = caller.roles is None or permission.allows(caller.roles, relation)
-    is_allowed = permission.scope in caller.scopes and has_role
-    if relation in permission.audited:
-        await audit_request(request, caller, action, allowed=is_allowed, **details)
-    if is_allowed:
-        return caller if relation == "own" else replace(caller, tenant=target)
-    check_scope(caller, permission.scope)
-    if relation != "own":
-        raise ConversationNotFound
-    held = ", ".join(sorted(caller.roles or ())) or "none"
-    raise RoleRequired(f"Your roles ({held}) do not allow this: {permission.title}. Ask an owner of {caller.team!r}.")
-
-
-async def _find_target(request: Request, caller: Caller) -> tuple[str, Relation]:
-    """The tenant or the person's part of it that a request is about, and what it is to the caller."""
-    user = request.query_params.get(USER_PARAMETER)
-    if user is None or user == caller.user:
-        return caller.tenant, "own"
-    if caller.user is None:
-        # An API key has only its conversations, and no role with which to read other people's.
-        raise AccessDenied(f"The parameter `{USER_PARAMETER}` needs a session; sign in, or omit it.")
-    if user == TEAM_SPACE:
-        return caller.team, "other"
-    team, space = request.app.state.server_state.store.for_tenant(caller.team), make_space(caller.team, user)
-    if split_space(space)[1] is None or await team.users.find(user) is None:
-        raise UserNotFound
-    conversation = request.path_params.get("conversation")
-    if conversation is not None:
-        readers = await team.shares.list_readers(user, conversation)
-        if EVERYONE in readers or caller.user in readers:
-            return space, "shared"
-    return space, "other"
-
-
-async def audit_request(request: Request, caller: Caller, action: str, *, allowed: bool = True, **target: str) -> None:
-    """Appends an entry to the audit trail of the caller's tenant: who, what, and from where."""
-    store: SqlStore = request.app.state.server_state.store
-    route = getattr(request.scope.get("route"), "path", request.url.path)
-    parameters = {name: str(value)[:200] for name, value in request.path_params.items()}
-    about = {USER_PARAMETER: user[:200]} if (user := request.query_params.get(USER_PARAMETER)) is not None else {}
-    await store.for_tenant(caller.team).audit.append(
-        action,
-        actor=caller.key_id or "",
-        target={"route": f"{request.method} {route}", **about, **parameters, **target},
-        allowed=allowed,
-        address=request.client.host if request.client is not None else "",
-    )
+    caller = await get_caller(request)
+    if (policy := get_access_policy(request.app)) is not None:
+        return await policy.authorize(request, caller, action)
+    check_scope(caller, SCOPES_BY_ACTION[action])
+    return caller
 
 
 def check_scope(caller: Caller, scope: KeyScope) -> None:
@@ -283,33 +276,22 @@ async def is_still_authorized(request: Request, max_age_seconds: float) -> bool:
 
     While the store is down the answer is yes: no key can be revoked then.
     """
-    caller = await _get_caller(request)
+    caller, presented = await get_caller(request), key_from_headers(request.headers)
     if caller.key_id is None:
         return True
-    sign_in = get_sign_in(request.app)
-    if sign_in is not None and caller.user is not None:
-        try:
-            _, relation = await _find_target(request, caller)
-            session = await sign_in.find_session(request)
-        except StoreError:
-            return True
-        return session is not None and PERMISSIONS["read"].allows(session[2].user.roles, relation)
-    presented = key_from_headers(request.headers)
     try:
-        if sign_in is not None and is_jwt(presented):
-            return await sign_in.authenticate_workload(presented) == caller
+        if (policy := get_access_policy(request.app)) is not None:
+            answer = await policy.is_still_authorized(request, caller, presented)
+            if answer is not None:
+                return answer
         key = await get_key_verifier(request.app).verify(presented, max_age_seconds=max_age_seconds)
-    except (StoreError, SignInUnavailable):
+    except StoreError:
         return True
-    except SignInRefused:
-        return False
     return key is not None and key.id == caller.key_id
 
 
 class AuthMiddleware:
-    """ASGI middleware that authenticates a request before any of its body is read.
-
-    Where people sign in, it also sends a browser without a session to the identity provider, instead of to the page."""
+    """ASGI middleware that authenticates a request before any of its body is read."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -322,40 +304,29 @@ class AuthMiddleware:
             and scope["path"] not in PUBLIC_PATHS
         ):
             try:
-                set_work_owner((await _get_caller(Request(scope))).tenant)
+                set_work_owner((await get_caller(Request(scope))).tenant)
             except QuireError as error:
                 app = error_to_response(error)
-        elif scope["type"] == "http" and scope["path"] == "/" and (sign_in := get_sign_in(scope["app"])) is not None:
-            request = Request(scope)
-            if await sign_in.find_session(request) is None:
-                app = RedirectResponse(sign_in.make_login_path(f"/?{request.url.query}".rstrip("?")), status_code=303)
+        elif (
+            scope["type"] == "http" and scope["path"] == "/" and (policy := get_access_policy(scope["app"])) is not None
+        ):
+            app = await policy.redirect_visit(Request(scope)) or app
         await app(scope, receive, send)
 
 
-async def _get_caller(request: Request) -> Caller:
+async def get_caller(request: Request) -> Caller:
     """Authenticates once per request, so that a request counts once against the rate limit."""
     caller: Caller | None = request.scope.get(CALLER_SCOPE_KEY)
     if caller is not None:
         return caller
-    sign_in, presented = get_sign_in(request.app), key_from_headers(request.headers)
-    per_minute = None
-    if sign_in is not None and presented is None and not any(name in request.headers for name in ALL_KEY_HEADERS):
-        caller = await sign_in.authenticate(request)
-    elif sign_in is not None and is_jwt(presented):
-        try:
-            caller = await sign_in.authenticate_workload(presented)
-        except SignInRefused as error:
-            raise SignInRequired(str(error)) from error
-    else:
+    policy, presented, per_minute = get_access_policy(request.app), key_from_headers(request.headers), None
+    if policy is not None:
+        caller = await policy.authenticate(request, presented)
+    if caller is None:
         caller, per_minute = await _verify_key(request, presented)
     await _limit_rate(request, caller, per_minute)
     request.scope[CALLER_SCOPE_KEY] = caller
     return caller
-
-
-def is_jwt(presented: str | None) -> TypeGuard[str]:
-    """Whether what was presented as an API key has the form of a JSON Web Token."""
-    return presented is not None and presented.count(".") == 2 and presented.startswith("ey")
 
 
 async def _verify_key(request: Request, presented: str | None) -> tuple[Caller, int | None]:
@@ -369,15 +340,10 @@ async def _verify_key(request: Request, presented: str | None) -> tuple[Caller, 
     if user is None:
         return Caller(key.tenant, key.id, key.scopes, key.max_spend, key.models), key.requests_per_minute
     # The keys of a person end with the person.
-    if not hasattr(request.app.state, "active_users"):
-        request.app.state.active_users = TTLCache[str, bool](KEY_CACHE_SIZE, KEY_CACHE_SECONDS)
-    active: TTLCache[str, bool] = request.app.state.active_users
-    if key.tenant not in active:
-        found = await request.app.state.server_state.store.for_tenant(team).users.find(user)
-        active[key.tenant] = found is not None and found.may_use_keys_at(now())
-    if not active.get(key.tenant, False):
+    policy = get_access_policy(request.app)
+    roles = await policy.find_key_roles(team, user) if policy is not None else None
+    if roles is None:
         raise InvalidKey("The person of this API key has left, or must sign in again to confirm it.")
-    roles = frozenset[UserRole]({"member"})
     return Caller(key.tenant, key.id, key.scopes, key.max_spend, key.models, roles), key.requests_per_minute
 
 
@@ -421,15 +387,15 @@ class RequireAction(SecurityBase):
     )
     scheme_name = "key"
 
-    def __init__(self, action: Action) -> None:
-        self.action: Action = action
+    def __init__(self, action: str) -> None:
+        self.action = action
 
     async def __call__(self, request: Request) -> Caller:
         return await authorize(request, self.action)
 
 
 @cache
-def require_action(action: Action) -> RequireAction:
+def require_action(action: str) -> RequireAction:
     """Returns the dependency for an action; cached, so that a request resolves each one once."""
     return RequireAction(action)
 

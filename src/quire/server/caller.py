@@ -9,8 +9,6 @@ from quire.model.people import UserRole, split_space
 from quire.store import DEFAULT_TENANT
 
 ALL_SCOPES: frozenset[KeyScope] = frozenset(KEY_SCOPES)
-PERSON_SCOPES = ALL_SCOPES - {"scim"}
-"""Scopes of a session. What a person may do depends on the roles, and no role provisions people."""
 
 
 @dataclass(frozen=True, slots=True)

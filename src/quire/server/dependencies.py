@@ -8,7 +8,6 @@ from typing import Annotated, Generic, TypeVar
 from fastapi import Depends, Path, Query, Request
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from quire.access.permissions import Action
 from quire.engine import Conversation, Engine
 from quire.errors import InvalidRequest
 from quire.log import MAIN_BRANCH
@@ -29,7 +28,7 @@ def engine_for_caller(server_state: ServerState, caller: Caller, *, model: str |
     return engine if caller.spending_key is None else engine.with_changes(spending_key=caller.spending_key)
 
 
-def require_engine(action: Action) -> Callable[[Request, Caller], Awaitable[Engine]]:
+def require_engine(action: str) -> Callable[[Request, Caller], Awaitable[Engine]]:
     """Returns the dependency that authorizes the caller for an action and gives the caller's engine."""
 
     async def get_engine(request: Request, caller: Annotated[Caller, Depends(require_action(action))]) -> Engine:

@@ -32,7 +32,7 @@ from quire.concurrency.processes import get_spawn_context
 from quire.concurrency.worker_threads import use_worker_process
 from quire.jobs import LocalJobs
 from quire.server.addresses import socket_url
-from quire.server.audit_export import make_audit_exporter
+from quire.server.auth import get_access_policy
 from quire.server.process_memory import collect_garbage, shorten_collections
 from quire.server.state import ServerState
 from quire.server.telemetry.logs import log_server_event
@@ -92,15 +92,14 @@ async def run_server(app: FastAPI, sock: socket.socket, *, grace_seconds: float,
     max_bytes = app.state.server_state.settings.max_request_bytes
     config = make_server_config(entry or app, grace_seconds=grace_seconds, max_message_bytes=max_bytes)
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
-    state: ServerState = app.state.server_state
-    exporter = make_audit_exporter(state.store, state.settings.sign_in, state.environ)
+    policy = get_access_policy(app)
     with use_worker_process():
         metrics = app.state.telemetry.metrics
         async with AsyncExitStack() as stack:
             for each in (monitor_event_loop(metrics), shorten_collections(), collect_garbage()):
                 await stack.enter_async_context(each)
-            if exporter is not None:
-                await stack.enter_async_context(exporter.run())
+            if policy is not None:
+                await stack.enter_async_context(policy.run())
             await GracefulServer(config, app, grace_seconds=grace_seconds).serve(sockets=[sock])
 
 

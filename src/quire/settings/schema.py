@@ -206,11 +206,6 @@ class SignIn(FrozenModel):
         return url.rstrip("/")
 
 
-def roles_by_group_for(sign_in: SignIn, tenant: str) -> dict[str, frozenset[UserRole]]:
-    """Roles that each group of the provider has in this tenant."""
-    return {name: frozenset({each.role}) for name, each in sign_in.groups.items() if each.tenant == tenant}
-
-
 class Settings(FrozenModel):
     """All settings. The field names are the TOML keys. Environment variables have the prefix `QUIRE_`."""
 

@@ -94,19 +94,6 @@ def list_branch_heads(
     return dict(heads)
 
 
-_UNEXPORTED_POSTGRES = text("SELECT tenant FROM quire_list_unexported_audits()")
-_UNEXPORTED_SQLITE = text("""
-    SELECT heads.tenant FROM quire_audit_heads AS heads LEFT JOIN quire_audit_exports AS exports USING (tenant)
-    WHERE heads.seq > COALESCE(exports.seq, 0)
-""")
-
-
-def list_unexported_audits(connection: Connection, _tenant: str) -> list[str]:
-    """Tenants whose audit trail has entries that were not sent to the receiver of logs."""
-    statement = _UNEXPORTED_POSTGRES if connection.dialect.name == "postgresql" else _UNEXPORTED_SQLITE
-    return sorted(connection.execute(statement).scalars())
-
-
 _OBJECT_WORK_POSTGRES = text("SELECT tenant FROM quire_list_object_work(:pending_before, :restored_before)")
 _OBJECT_WORK_SQLITE = text("""
     SELECT tenant FROM quire_pending_objects WHERE since < :pending_before
@@ -135,7 +122,6 @@ class AllTenants(StorePart):
     list_updated_conversations = read_bulk(list_updated_conversations)
     get_sweep_time = read(get_sweep_time)
     record_sweep = write(record_sweep)
-    list_unexported_audits = read(list_unexported_audits)
     list_object_work = read_bulk(list_object_work)
     get_data_version = read_inline(get_data_version)
     list_encrypted_tenants = read(list_encrypted_tenants)

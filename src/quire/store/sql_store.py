@@ -11,11 +11,8 @@ from functools import partial, wraps
 
 from cachetools import LRUCache
 
-from quire.access.audit import AuditTrail
-from quire.access.directory import Directory
 from quire.access.keys import Keys, RateLimits
 from quire.access.spending import Spending
-from quire.access.users import Sessions, Shares, Users
 from quire.db import dialects, migrate
 from quire.db.database import (
     BULK_STATEMENT_SECONDS,
@@ -131,11 +128,6 @@ class SqlStore(StorePart):
         self.keys = Keys(base)
         self.spending = Spending(base)
         self.rate_limits = RateLimits(base)
-        self.users = Users(base)
-        self.directory = Directory(base)
-        self.sessions = Sessions(base)
-        self.shares = Shares(base)
-        self.audit = AuditTrail(base)
         self.leases = TurnLeases(base)
         self.turn_events = TurnEvents(base)
         self.backtests = Backtests(base)

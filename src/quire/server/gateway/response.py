@@ -1,8 +1,8 @@
 """Responses of the gateway: an ASGI writer, cancellation when the client disconnects, errors in the client's format.
 
 The server's own errors are problem documents (RFC 9457). Clients of OpenAI's formats read an `error` object in them,
-and the clients of Anthropic, Google and SCIM read only their own errors. So errors of these paths are rewritten,
-wherever they arise.
+and the clients of Anthropic and Google read only their own errors. So errors of these paths are rewritten, wherever
+they arise.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.model.json_values import get_text, is_object
-from quire.server.scim import build_scim_error
 from quire.wire.codec import Codec
 from quire.wire.codecs import CHAT, GEMINI, MESSAGES
 from quire.wire.http_errors import PROBLEM_MEDIA_TYPE, ErrorResponse
 
-SCIM_PREFIX = "/scim/"
 GATEWAY_PREFIXES = ("/v1/", "/v1beta/", "/v1beta1/")
 MESSAGES_PREFIXES = ("/v1/messages", "/v1/v1/messages")
 GEMINI_PATH = re.compile(r"/v1beta1?/|/v1/(?:models|publishers)/.+:")
 
 ResponseHandler = Callable[["ResponseWriter"], Awaitable[None]]
+BuildError = Callable[[int, Mapping[str, Any]], ErrorResponse]
+"""Makes an error of another format from the status and the problem document."""
 
 
 class ResponseWriter:
@@ -90,15 +90,16 @@ class CancellableResponse(Response):
 
 
 class ErrorFormatMiddleware:
-    """ASGI middleware that rewrites problem documents of the routes of the gateway and of SCIM."""
+    """ASGI middleware that rewrites problem documents of the gateway's routes, and of the prefixes in `formats`."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, *, formats: Mapping[str, BuildError]) -> None:
+        self._app, self._formats = app, formats
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
-        if scope["type"] == "http" and path.startswith(SCIM_PREFIX):
-            return await self._app(scope, receive, _ProblemRewriter(send, build_scim_error).send)
+        for prefix, build_error in self._formats.items():
+            if scope["type"] == "http" and path.startswith(prefix):
+                return await self._app(scope, receive, _ProblemRewriter(send, build_error).send)
         if scope["type"] != "http" or not path.startswith(GATEWAY_PREFIXES):
             return await self._app(scope, receive, send)
         codec: Codec = MESSAGES if path.startswith(MESSAGES_PREFIXES) else CHAT
@@ -128,7 +129,7 @@ def _build_error(codec: Codec, status: int, problem: Mapping[str, Any]) -> Error
 class _ProblemRewriter:
     """Collects a problem document and sends the error of another format instead; passes everything else on."""
 
-    def __init__(self, send: Send, build_error: Callable[[int, Mapping[str, Any]], ErrorResponse]) -> None:
+    def __init__(self, send: Send, build_error: BuildError) -> None:
         self._send, self._build_error = send, build_error
         self._start: Message | None = None
         self._body = b""

@@ -11,11 +11,8 @@ from quire.server.routes import (
     models,
     references,
     requests,
-    scim,
     search,
     settings,
-    sign_in,
-    team,
     transfer,
     turns,
 )
@@ -39,9 +36,6 @@ ROUTERS = (
     insights.router,
     transfer.router,
     transfer.imports_router,
-    team.router,
-    sign_in.router,
-    scim.router,
     health.router,
     *load_plugins("quire.routes").values(),
 )

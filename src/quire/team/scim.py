@@ -13,12 +13,13 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, NamedTuple, cast
 
-from quire.access.directory import MAX_GROUP_MEMBERS, DirectoryGroup, DirectoryUser, GroupChange
-from quire.access.users import MAX_CLAIM_CHARS, MAX_SUBJECT_CHARS
 from quire.errors import InvalidScim
 from quire.model.json_values import is_object
+from quire.team.directory import MAX_GROUP_MEMBERS, DirectoryGroup, DirectoryUser, GroupChange
+from quire.team.users import MAX_CLAIM_CHARS, MAX_SUBJECT_CHARS
 from quire.wire.http_errors import ErrorResponse
 
+SCIM_PREFIX = "/scim/"
 SCIM_MEDIA_TYPE = "application/scim+json"
 USER_SCHEMA = "urn:ietf:params:scim:schemas:core:2.0:User"
 GROUP_SCHEMA = "urn:ietf:params:scim:schemas:core:2.0:Group"

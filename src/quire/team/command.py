@@ -119,9 +119,10 @@ async def audit(
     overrides: SetOptions = None,
 ) -> Result:
     """Print the audit trail as JSON Lines, oldest first: one entry a line. `--after` continues where it ended."""
-    from quire.schemas.team import AuditEntrySchema, AuditExportSchema
+    from quire.team.schemas import AuditEntrySchema, AuditExportSchema
+    from quire.team.store import TeamStore
 
     async with open_store(overrides, tenant=tenant) as store:
-        entries = await store.audit.list(after=after, limit=limit)
+        entries = await TeamStore(store).audit.list(after=after, limit=limit)
     document = AuditExportSchema(tenant=store.tenant, entries=[AuditEntrySchema.from_record(each) for each in entries])
     return Result(document, lambda _: [Verbatim(each.model_dump_json()) for each in document.entries])

@@ -12,34 +12,28 @@ from fastapi.responses import RedirectResponse, Response
 from pydantic import BaseModel, Field
 
 from quire.engine.shared_transcript import SharedTranscript
-from quire.errors import NotFound, SignInRefused, SignInRequired, SignInUnavailable, TooManyRequests
+from quire.errors import SignInRefused, SignInRequired, SignInUnavailable, TooManyRequests
 from quire.log import MAIN_BRANCH
-from quire.model.people import USER_ROLES, make_space
-from quire.schemas.team import LoginSchema
-from quire.server.auth import audit_request, authorize, get_sign_in
-from quire.server.caller import PERSON_SCOPES, Caller
+from quire.model.people import USER_ROLES
+from quire.server.auth import authorize
 from quire.server.dependencies import ConversationId, StateDep
 from quire.server.event_stream import ClosingStreamingResponse
 from quire.server.page import PLAIN_PAGE_HEADERS, make_notice, make_plain_page, stream_text_page
 from quire.server.rate_limits import RateLimiter
 from quire.server.telemetry.logs import log_server_event
+from quire.team.access import audit_request, require_sign_in
+from quire.team.permissions import make_person_caller
+from quire.team.schemas import LoginSchema
+from quire.team.store import TeamStore
 
 if TYPE_CHECKING:
-    from quire.server.sign_in import SignedIn, SignInService
+    from quire.team.sign_in import SignInService
 
 router = APIRouter(include_in_schema=False)
 
 PROVIDER_CALLS_PER_MINUTE = 300
 """Calls to the identity provider that an address may cause on a route, without being signed in. `quire login` asks
 every five seconds, and a team may share an address."""
-
-
-def require_sign_in(request: Request) -> "SignInService":
-    """Returns the sign-in service; raises `NotFound` where there are only keys."""
-    sign_in = get_sign_in(request.app)
-    if sign_in is None:
-        raise NotFound("People do not sign in to this server; set `sign_in` to let them.")
-    return sign_in
 
 
 SignInDep = Annotated[Any, Depends(require_sign_in)]
@@ -60,11 +54,6 @@ async def _limit_provider_calls(request: Request) -> None:
 
 
 ProviderCall = Depends(_limit_provider_calls)
-
-
-def _to_caller(signed_in: "SignedIn") -> Caller:
-    user = signed_in.user
-    return Caller(make_space(signed_in.tenant, user.id), user.id, PERSON_SCOPES, roles=user.roles, user=user.id)
 
 
 def _explain(error: SignInRefused | SignInUnavailable) -> Response:
@@ -97,7 +86,7 @@ async def complete_sign_in(request: Request, sign_in: SignInDep) -> Response:
         )
     except (SignInRefused, SignInUnavailable) as error:
         return _explain(error)
-    await audit_request(request, _to_caller(signed_in), "sign_in")
+    await audit_request(request, make_person_caller(signed_in.tenant, signed_in.user), "sign_in")
     response = RedirectResponse(return_to, status_code=303)
     service.set_cookie(response, "pending", None)
     service.set_cookie(response, "session", cookie)
@@ -112,7 +101,7 @@ async def show_account(request: Request, server_state: StateDep, sign_in: SignIn
     if session is None:
         return RedirectResponse(service.make_login_path("/auth/account"), status_code=303)
     tenant, _, found = session
-    user, team = found.user, server_state.store.for_tenant(tenant)
+    user, team = found.user, TeamStore(server_state.store.for_tenant(tenant))
     names = {each.id: each.name or each.email or each.id for each in await team.users.list()}
     roles = ", ".join(role for role in USER_ROLES if role in user.roles)
     links = [
@@ -144,7 +133,7 @@ async def sign_out(request: Request, sign_in: SignInDep) -> Response:
     url = None
     if ended is not None:
         signed_in, url = ended
-        await audit_request(request, _to_caller(signed_in), "sign_out")
+        await audit_request(request, make_person_caller(signed_in.tenant, signed_in.user), "sign_out")
     response = RedirectResponse(url or "/auth/out", status_code=303)
     service.set_cookie(response, "session", None)
     return response
@@ -172,14 +161,14 @@ async def start_device_sign_in(sign_in: SignInDep) -> dict[str, Any]:
 @router.post("/auth/device/key", dependencies=[ProviderCall])
 async def complete_device_sign_in(request: Request, body: DeviceBody, sign_in: SignInDep) -> dict[str, Any]:
     """An API key of the person, once the person has signed in; until then `pending`."""
-    from quire.server.identity_provider import DevicePending
+    from quire.team.identity_provider import DevicePending
 
     service: SignInService = sign_in
     try:
         signed_in, key = await service.complete_device(body.device_code, body.tenant)
     except DevicePending as pending:
         return {"pending": True, "slow_down": pending.slow_down}
-    await audit_request(request, _to_caller(signed_in), "sign_in", by="device")
+    await audit_request(request, make_person_caller(signed_in.tenant, signed_in.user), "sign_in", by="device")
     user = signed_in.user
     return LoginSchema(key=key, tenant=signed_in.tenant, name=user.name, email=user.email).model_dump()
 

@@ -24,15 +24,18 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.access.users import MAX_SUBJECT_CHARS, Session, User
 from quire.errors import CrossOriginRequest, InvalidConfiguration, SignInRefused, SignInRequired, SignInUnavailable
 from quire.model.ids import new_secret, now
 from quire.model.people import UserRole, make_space
-from quire.server.caller import PERSON_SCOPES, Caller
-from quire.server.identity_provider import IdentityProvider, ProviderTokens
+from quire.server.caller import Caller
 from quire.server.telemetry.logs import log_server_event
-from quire.settings.schema import SignIn, roles_by_group_for
+from quire.settings.schema import SignIn
 from quire.store import SqlStore
+from quire.team.directory import roles_by_group_for
+from quire.team.identity_provider import IdentityProvider, ProviderTokens
+from quire.team.permissions import make_person_caller
+from quire.team.store import TeamStore
+from quire.team.users import MAX_SUBJECT_CHARS, Session, User
 
 SESSION_SECONDS = 12 * 3_600
 """Seconds after which a person signs in again, usually without a question by the provider."""
@@ -123,7 +126,7 @@ class SignInService:
                 if tenant is None
                 else f"None of your groups has access to the tenant {tenant!r}."
             )
-        user = await self._store.for_tenant(chosen).users.confirm(
+        user = await TeamStore(self._store.for_tenant(chosen)).users.confirm(
             subject,
             name=str(claims.get("name") or claims.get("preferred_username") or ""),
             # An address that the provider did not verify could be another person's.
@@ -147,7 +150,10 @@ class SignInService:
         for name in dict.fromkeys(each.tenant for each in self._sign_in.groups.values()):
             if tenant not in (None, name):
                 continue
-            directory, roles = self._store.for_tenant(name).directory, roles_by_group_for(self._sign_in, name)
+            directory, roles = (
+                TeamStore(self._store.for_tenant(name)).directory,
+                roles_by_group_for(self._sign_in, name),
+            )
             found = await directory.find_roles(subject, roles)
             is_known |= found is not None
             if found:
@@ -173,7 +179,7 @@ class SignInService:
 
     async def _create_session(self, signed_in: SignedIn, tokens: ProviderTokens) -> str:
         secret, at = new_secret(), now()
-        await self._store.for_tenant(signed_in.tenant).sessions.create(
+        await TeamStore(self._store.for_tenant(signed_in.tenant)).sessions.create(
             _hash_secret(secret),
             signed_in.user.id,
             expires_at=at + SESSION_SECONDS * 1_000_000,
@@ -191,9 +197,7 @@ class SignInService:
         tenant, secret, found = session
         if now() >= found.refresh_at:
             found = await self._refresh(tenant, secret, found)
-        return Caller(
-            make_space(tenant, found.user.id), found.user.id, PERSON_SCOPES, roles=found.user.roles, user=found.user.id
-        )
+        return make_person_caller(tenant, found.user)
 
     async def find_session(self, request: Request) -> tuple[str, str, Session] | None:
         """Tenant, secret and row of the session that the request's cookie names."""
@@ -206,12 +210,12 @@ class SignInService:
         # Only a tenant of the settings has sessions. The store caches each tenant of a query.
         if tenant not in self._tenants or not secret:
             return None
-        found = await self._store.for_tenant(tenant).sessions.find(_hash_secret(secret))
+        found = await TeamStore(self._store.for_tenant(tenant)).sessions.find(_hash_secret(secret))
         return (tenant, secret, found) if found is not None else None
 
     async def _refresh(self, tenant: str, secret: str, session: Session) -> Session:
         """Asks the provider about the person again. While the provider is down, the session continues."""
-        store = self._store.for_tenant(tenant)
+        store = TeamStore(self._store.for_tenant(tenant))
         refresh_token = _decrypt_tokens(session.tokens, secret).refresh_token
         if refresh_token is None:
             # Only another sign-in asks this provider.
@@ -240,20 +244,20 @@ class SignInService:
         if claims.get(self._sign_in.subject_claim) != session.user.subject:
             await store.sessions.end(session.digest)
             raise SignInRequired("The provider's answer is about another person; sign in again.")
-        user = await self._confirm_again(store, session.user, claims)
+        user = await self._confirm_again(store, tenant, session.user, claims)
         if not user.roles:
             await store.sessions.end(session.digest)
             raise SignInRequired("None of your groups has access to this tenant any more.")
         return session._replace(user=user)
 
-    async def _confirm_again(self, store: SqlStore, user: User, claims: Mapping[str, Any]) -> User:
+    async def _confirm_again(self, store: TeamStore, tenant: str, user: User, claims: Mapping[str, Any]) -> User:
         """The person with the roles of this moment."""
         if self._sign_in.provisioning == "scim":
             try:
-                return await store.directory.confirm(user.subject, roles_by_group_for(self._sign_in, store.tenant))
+                return await store.directory.confirm(user.subject, roles_by_group_for(self._sign_in, tenant))
             except SignInRefused:
                 return user._replace(roles=frozenset[UserRole]())
-        roles = self._map_groups(claims).get(store.tenant, frozenset[UserRole]())
+        roles = self._map_groups(claims).get(tenant, frozenset[UserRole]())
         return await store.users.confirm(user.subject, name=user.name, email=user.email, roles=roles)
 
     async def end(self, request: Request) -> tuple[SignedIn, str | None] | None:
@@ -263,7 +267,7 @@ class SignInService:
             return None
         self._check_origin(request)
         tenant, secret, found = session
-        await self._store.for_tenant(tenant).sessions.end(found.digest)
+        await TeamStore(self._store.for_tenant(tenant)).sessions.end(found.digest)
         try:
             url = await self.provider.make_logout_url(_decrypt_tokens(found.tokens, secret).id_token)
         except SignInUnavailable:

@@ -17,12 +17,13 @@ from urllib.parse import unquote
 import httpx2
 
 from quire import __version__
-from quire.access.audit import AuditEntry
 from quire.errors import InvalidConfiguration, StoreError
 from quire.model.ids import new_id
 from quire.server.telemetry.logs import log_server_event
 from quire.settings.schema import SignIn
 from quire.store import SqlStore
+from quire.team.audit import AuditEntry
+from quire.team.store import TeamStore
 
 POLL_SECONDS = 5.0
 MAX_PAUSE_SECONDS = 300.0
@@ -70,7 +71,7 @@ class AuditExporter:
     async def send_new(self) -> int:
         """Sends all entries that were not sent. Returns their number. Raises the error of a receiver that fails."""
         count = 0
-        for tenant in await self._store.all_tenants.list_unexported_audits():
+        for tenant in await TeamStore(self._store).audit.list_unexported():
             count += await self._send_trail(tenant)
         return count
 
@@ -84,7 +85,7 @@ class AuditExporter:
         return count
 
     async def _send_batch(self, tenant: str) -> int:
-        trail, claim = self._store.for_tenant(tenant).audit, new_id()
+        trail, claim = TeamStore(self._store.for_tenant(tenant)).audit, new_id()
         after = await trail.claim_export(claim=claim, seconds=CLAIM_SECONDS)
         if after is None:
             return 0

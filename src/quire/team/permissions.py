@@ -7,34 +7,14 @@ print it, and a test compares it with what every route answers.
 from typing import Literal, NamedTuple, get_args
 
 from quire.access.keys import KeyScope
-from quire.model.people import USER_ROLES, UserRole
+from quire.model.people import USER_ROLES, UserRole, make_space
+from quire.server.caller import ALL_SCOPES, Caller
+from quire.team.users import User
 
 Relation = Literal["own", "shared", "other"]
 """Whose conversations a request is about: the caller's own, one that is shared with the caller, or another person's of
 the same tenant. Another tenant's conversations have no address."""
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
-
-Action = Literal[
-    "read",
-    "search",
-    "export",
-    "read_transcript",
-    "write",
-    "edit",
-    "chat",
-    "approve",
-    "purge",
-    "share",
-    "list_keys",
-    "create_key",
-    "revoke_key",
-    "list_users",
-    "disable_user",
-    "read_audit",
-    "change_settings",
-    "read_directory",
-    "provision",
-]
 
 _NOBODY = frozenset[UserRole]()
 _PEOPLE = frozenset[UserRole]({"member", "owner"})
@@ -65,7 +45,7 @@ class Permission(NamedTuple):
         return bool(roles & allowed[relation])
 
 
-PERMISSIONS: dict[Action, Permission] = {
+PERMISSIONS: dict[str, Permission] = {
     "read": Permission(
         "read conversations and what belongs to them", "read", _PEOPLE, other=_OWNERS, audited=_OF_OTHERS
     ),
@@ -96,6 +76,15 @@ PERMISSIONS: dict[Action, Permission] = {
     "read_directory": Permission("read people and groups by SCIM", "scim", _NOBODY),
     "provision": Permission("change people and groups by SCIM", "scim", _NOBODY, audited=_ALWAYS),
 }
+
+
+PERSON_SCOPES = ALL_SCOPES - {"scim"}
+"""Scopes of a session. What a person may do depends on the roles, and no role provisions people."""
+
+
+def make_person_caller(tenant: str, user: User) -> Caller:
+    """The caller of a person's session."""
+    return Caller(make_space(tenant, user.id), user.id, PERSON_SCOPES, roles=user.roles, user=user.id)
 
 
 def render_permission_table() -> str:

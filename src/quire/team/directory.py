@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table, delete, func, insert, select, text, update
 
-from quire.access.users import MAX_CLAIM_CHARS, User, to_user
 from quire.db.dialects import sanitize_text
 from quire.db.schema import directory_groups, directory_members, directory_users, sessions, users
 from quire.db.store_part import StorePart, read, write
@@ -20,6 +19,8 @@ from quire.errors import DirectoryConflict, SignInRefused, UserNotFound
 from quire.log.row_digests import ROW_DIGEST, has_row_digest, with_row_digest
 from quire.model.ids import new_id, now
 from quire.model.people import USER_ROLES, UserRole
+from quire.settings.schema import SignIn
+from quire.team.users import MAX_CLAIM_CHARS, User, to_user
 
 EVERYONE_GROUP = "*"
 """Group of the settings that everyone of the directory is in."""
@@ -28,6 +29,11 @@ _BATCH_SIZE = 500
 
 RolesByGroup = Mapping[str, frozenset[UserRole]]
 """Roles that the groups of the settings give in this tenant, by the name of the group or the directory's id of it."""
+
+
+def roles_by_group_for(sign_in: SignIn, tenant: str) -> RolesByGroup:
+    """Roles that each group of the provider has in this tenant."""
+    return {name: frozenset({each.role}) for name, each in sign_in.groups.items() if each.tenant == tenant}
 
 
 class DirectoryUser(NamedTuple):

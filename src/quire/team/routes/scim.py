@@ -9,16 +9,17 @@ from typing import Annotated, Any, cast
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from quire.access.directory import Directory, RolesByGroup
-from quire.access.permissions import Action
 from quire.errors import InvalidScim, NotFound, UserNotFound
 from quire.model.json_values import is_object
-from quire.server import scim
-from quire.server.auth import RequireAction, authorize, get_sign_in, require_action
+from quire.server.auth import RequireAction, get_caller, require_action
 from quire.server.caller import Caller
 from quire.server.dependencies import StateDep
-from quire.server.scim import SCIM_MEDIA_TYPE
-from quire.settings.schema import SignIn, roles_by_group_for
+from quire.settings.schema import SignIn
+from quire.team import scim
+from quire.team.access import get_access_policy, require_access
+from quire.team.directory import Directory, RolesByGroup, roles_by_group_for
+from quire.team.scim import SCIM_MEDIA_TYPE
+from quire.team.store import TeamStore
 
 BASE_PATH = "/scim/v2"
 
@@ -26,7 +27,7 @@ BASE_PATH = "/scim/v2"
 def require_provisioning(request: Request, server_state: StateDep) -> None:
     """Raises `NotFound` where no directory provisions people."""
     sign_in = server_state.settings.sign_in
-    if get_sign_in(request.app) is None or sign_in is None or sign_in.provisioning != "scim":
+    if get_access_policy(request.app) is None or sign_in is None or sign_in.provisioning != "scim":
         raise NotFound('No directory provisions people here; set `sign_in.provisioning` to "scim".')
 
 
@@ -37,7 +38,8 @@ class RequireChange(RequireAction):
     """Authorizes a change, whose entry in the audit trail says whom it is about and whether it is a deactivation."""
 
     async def __call__(self, request: Request) -> Caller:
-        return await authorize(request, self.action, **_describe_change(await request.body()))
+        caller, details = await get_caller(request), _describe_change(await request.body())
+        return await require_access(request).authorize(request, caller, self.action, **details)
 
 
 def _describe_change(body: bytes) -> dict[str, str]:
@@ -68,9 +70,8 @@ async def read_body(request: Request) -> dict[str, Any]:
     return _parse_body(await request.body())
 
 
-PROVISION: Action = "provision"
 ReadCaller = Annotated[Caller, Depends(require_action("read_directory"))]
-ChangeCaller = Annotated[Caller, Depends(RequireChange(PROVISION))]
+ChangeCaller = Annotated[Caller, Depends(RequireChange("provision"))]
 Body = Annotated[dict[str, Any], Depends(read_body)]
 Attributes = Annotated[str | None, Query(max_length=scim.MAX_FILTER_CHARS)]
 Excluded = Annotated[str | None, Query(max_length=scim.MAX_FILTER_CHARS, alias="excludedAttributes")]
@@ -88,7 +89,7 @@ class _Tenant:
     def __init__(self, caller: Caller, server_state: StateDep) -> None:
         sign_in = cast(SignIn, server_state.settings.sign_in)
         self.base = f"{sign_in.url}{BASE_PATH}"
-        self.directory: Directory = server_state.store.for_tenant(caller.team).directory
+        self.directory: Directory = TeamStore(server_state.store.for_tenant(caller.team)).directory
         self.roles: RolesByGroup = roles_by_group_for(sign_in, caller.team)
 
 

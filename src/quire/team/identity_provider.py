@@ -24,9 +24,9 @@ from joserfc.errors import (
 from joserfc.jwk import GuestProtocol, Key, KeySet
 from joserfc.jws import extract_compact
 
-from quire.access.users import MAX_SUBJECT_CHARS
 from quire.errors import SignInRefused, SignInUnavailable
 from quire.settings.schema import SignIn
+from quire.team.users import MAX_SUBJECT_CHARS
 
 SIGNATURE_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Algorithms with a public key. With a shared one, every client that knows it could make tokens."""

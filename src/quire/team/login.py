@@ -33,7 +33,7 @@ def command(
     Use it wherever a client asks for an API key, such as `ANTHROPIC_API_KEY=$(quire login URL)`. It works while your
     organisation lets you sign in, and reads and writes your own conversations only.
     """
-    from quire.schemas.team import LoginSchema
+    from quire.team.schemas import LoginSchema
 
     try:
         import httpx2

@@ -8,16 +8,18 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, Field
 
-from quire.access.audit import AuditEntry
-from quire.access.users import EVERYONE, User
 from quire.errors import AccessDenied, UserNotFound
 from quire.model.people import USER_ROLES, UserRole
-from quire.schemas.team import AuditEntrySchema
 from quire.server.auth import require_action
 from quire.server.caller import Caller
 from quire.server.dependencies import ConversationId, PageLimit, StateDep
-from quire.server.routes.sign_in import make_share_path, require_sign_in
 from quire.store import SqlStore
+from quire.team.access import require_sign_in
+from quire.team.audit import AuditEntry
+from quire.team.routes.sign_in import make_share_path
+from quire.team.schemas import AuditEntrySchema
+from quire.team.store import TeamStore
+from quire.team.users import EVERYONE, User
 
 router = APIRouter(prefix="/api", tags=["team"], dependencies=[Depends(require_sign_in)])
 
@@ -86,7 +88,7 @@ async def list_users(
     caller: Annotated[Caller, Depends(require_action("list_users"))], server_state: StateDep
 ) -> UserListSchema:
     """People of the tenant who have signed in at least once."""
-    people = await server_state.store.for_tenant(caller.team).users.list()
+    people = await TeamStore(server_state.store.for_tenant(caller.team)).users.list()
     return UserListSchema(items=[UserSchema.from_record(each) for each in people])
 
 
@@ -98,7 +100,7 @@ async def change_user(
     body: ChangeUserBody,
 ) -> UserSchema:
     """Disables a person: sessions end on all servers at once, keys within ten seconds. Or enables a person again."""
-    changed = await server_state.store.for_tenant(caller.team).users.set_disabled(id, body.disabled)
+    changed = await TeamStore(server_state.store.for_tenant(caller.team)).users.set_disabled(id, body.disabled)
     return UserSchema.from_record(changed)
 
 
@@ -122,7 +124,7 @@ async def share_conversation(
     """Lets these people of the tenant, and no others, read a conversation of yours as text with secrets masked."""
     store = server_state.store
     await store.for_tenant(caller.tenant).get_conversation(conversation)
-    team, readers = store.for_tenant(caller.team), set[str]()
+    team, readers = TeamStore(store.for_tenant(caller.team)), set[str]()
     for name in body.readers:
         found = None if name == EVERYONE else await team.users.find(name) or await team.users.find_by_email(name)
         if name != EVERYONE and found is None:
@@ -136,7 +138,7 @@ async def share_conversation(
 
 async def _load_readers(request: Request, store: SqlStore, caller: Caller, conversation: str) -> ReadersSchema:
     owner = caller.user or ""
-    team = store.for_tenant(caller.team)
+    team = TeamStore(store.for_tenant(caller.team))
     readers = await team.shares.list_readers(owner, conversation)
     people = [await team.users.find(reader) for reader in readers]
     addresses = [user.email if user and user.email else reader for user, reader in zip(people, readers, strict=True)]
@@ -150,7 +152,7 @@ async def list_shared(
 ) -> SharedConversationListSchema:
     """Conversations that others share with you. Read one by its link, or its transcript with `?user=`."""
     base = require_sign_in(request).url
-    found = await server_state.store.for_tenant(caller.team).shares.list_shared_with(caller.user or "")
+    found = await TeamStore(server_state.store.for_tenant(caller.team)).shares.list_shared_with(caller.user or "")
     items = [
         SharedConversationSchema(
             user=each.owner,
@@ -170,5 +172,7 @@ async def read_audit(
     limit: PageLimit = 100,
 ) -> AuditPage:
     """The audit trail of the tenant. `quire tenant audit` writes all of it."""
-    entries: list[AuditEntry] = await server_state.store.for_tenant(caller.team).audit.list(after=after, limit=limit)
+    entries: list[AuditEntry] = await TeamStore(server_state.store.for_tenant(caller.team)).audit.list(
+        after=after, limit=limit
+    )
     return AuditPage(items=[AuditEntrySchema.from_record(each) for each in entries])

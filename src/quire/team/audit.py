@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, insert, select, text, update
 
 from quire.db.column_types import verify_values
 from quire.db.dialects import insert_or_ignore, sanitize_text
@@ -142,6 +142,19 @@ def record_audit_export(connection: Connection, tenant: str, *, claim: str, seq:
     return connection.execute(update(audit_exports).where(*held).values(values)).rowcount == 1
 
 
+_UNEXPORTED_POSTGRES = text("SELECT tenant FROM quire_list_unexported_audits()")
+_UNEXPORTED_SQLITE = text("""
+    SELECT heads.tenant FROM quire_audit_heads AS heads LEFT JOIN quire_audit_exports AS exports USING (tenant)
+    WHERE heads.seq > COALESCE(exports.seq, 0)
+""")
+
+
+def list_unexported_audits(connection: Connection, _tenant: str) -> list[str]:
+    """Tenants whose audit trail has entries that were not sent to the receiver of logs."""
+    statement = _UNEXPORTED_POSTGRES if connection.dialect.name == "postgresql" else _UNEXPORTED_SQLITE
+    return sorted(connection.execute(statement).scalars())
+
+
 class AuditTrail(StorePart):
     """The audit trail of the tenant."""
 
@@ -151,3 +164,4 @@ class AuditTrail(StorePart):
     verify = read_bulk(verify_audit)
     claim_export = write(claim_audit_export)
     record_export = write(record_audit_export)
+    list_unexported = read(list_unexported_audits)

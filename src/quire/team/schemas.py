@@ -4,8 +4,8 @@ import json
 
 from pydantic import Field
 
-from quire.access.audit import AuditEntry
 from quire.schemas import JsonModel
+from quire.team.audit import AuditEntry
 
 
 class AuditEntrySchema(JsonModel):
