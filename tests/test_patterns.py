@@ -32,6 +32,7 @@ SOURCE = Path(inspect.getfile(quire)).parent
 TEXT_CHARS = 100_000 if IS_FULL_SIZE else 20_000
 SCREENING_CHARS = 5_000
 SLOWEST_ATTACKS = 5
+PARTS = 4
 GROWTH = 4
 MAX_RATIO = 8.0
 """Time for `GROWTH` times the text divided by the time for the text: 4 if linear, 16 if quadratic, so that the noise of
@@ -68,8 +69,12 @@ USED_AS = {
 """How patterns in containers are used, where the source does not name them in the call."""
 
 
+@cache
 def find_patterns() -> dict[str, re.Pattern[Any]]:
-    """Finds patterns by name: `module:attribute`, or `module:line` for a literal in a call."""
+    """Finds patterns by name: `module:attribute`, or `module:line` for a literal in a call.
+
+    Called by the tests alone: it imports the whole package, which no collection of tests should wait for.
+    """
     found: dict[str, re.Pattern[Any]] = {}
     for info in pkgutil.walk_packages([str(SOURCE)], "quire."):
         if "migrations" in info.name or info.name.endswith("__main__"):
@@ -131,9 +136,6 @@ def find_building_functions(module: str, path: Path) -> Iterator[str]:
                         yield f"{module}:{function.name}"
                     case _:
                         pass
-
-
-PATTERNS = find_patterns()
 
 
 @cache
@@ -277,10 +279,14 @@ def measure_reference(chars: int) -> float:
     return min(run_pattern(LINEAR_REFERENCE, "match", "a" * chars) for _ in range(5))
 
 
-@pytest.mark.parametrize("name", sorted(PATTERNS))
-def test_a_pattern_takes_linear_time(name: str):
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_pattern_takes_linear_time(part: int):
+    for name, pattern in sorted(find_patterns().items())[part::PARTS]:
+        check_linear_time(pattern, find_usage(name))
+
+
+def check_linear_time(pattern: re.Pattern[Any], usage: str) -> None:
     """Runs all attacks on shorter texts, so that failures are quick, and the slowest of them at full length."""
-    pattern, usage = PATTERNS[name], find_usage(name)
     attacks = {attack: partial(measure_attack, pattern, usage, attack) for attack in sorted(write_attacks(pattern))}
     seconds = {attack: measure(SCREENING_CHARS) for attack, measure in attacks.items()}
     slowest = sorted(attacks, key=seconds.__getitem__)[-SLOWEST_ATTACKS:]
@@ -316,7 +322,7 @@ def test_every_function_that_builds_a_pattern_has_examples():
 
 def test_every_pattern_that_a_module_compiles_is_walked():
     """Also one in a container that `walk_value` does not know."""
-    walked = {pattern.pattern for pattern in PATTERNS.values()}
+    walked = {pattern.pattern for pattern in find_patterns().values()}
     compiled = {
         argument.value
         for path in SOURCE.rglob("*.py")
@@ -351,10 +357,9 @@ def walk_subpatterns(arguments: Any) -> Iterator[Any]:
             yield from walk_subpatterns(each)
 
 
-@pytest.mark.parametrize("name", sorted(PATTERNS))
-def test_debians_python_reads_a_pattern_as_this_one(name: str):
-    pattern = PATTERNS[name]
-    assert [*find_misread_repeats(sre_parser.parse(pattern.pattern, pattern.flags))] == []
+def test_debians_python_reads_every_pattern_as_this_one():
+    for pattern in find_patterns().values():
+        assert [*find_misread_repeats(sre_parser.parse(pattern.pattern, pattern.flags))] == [], pattern
 
 
 def test_a_misread_repeat_is_found():

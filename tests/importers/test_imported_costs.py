@@ -164,7 +164,6 @@ async def test_a_reply_whose_lines_are_apart_is_counted_once(store: SqlStore, tm
     assert await sum_costs(store) == pytest.approx(2 * CLAUDE_CODE_COST)
 
 
-@pytest.mark.every_database
 async def test_a_recorded_reply_is_counted_before_its_copy_in_a_transcript(store: SqlStore, tmp_path: Path):
     write_session(tmp_path / "project", "session", answers=1)
     await import_path(store, "claude-code", tmp_path)

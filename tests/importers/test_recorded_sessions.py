@@ -17,8 +17,6 @@ from quire.sources.base import SourceCompaction, SourceConversation, SourceMessa
 from quire.store import SqlStore
 from secret_samples import SecretGenerator
 
-pytestmark = pytest.mark.every_database
-
 ORIGIN = ConversationOrigin(client="list", session="s")
 REMINDER = "<system-reminder>\nBe brief.\n</system-reminder>\n"
 USAGE = Usage(model="claude-sonnet-5-5", input_tokens=10, output_tokens=2)
@@ -59,6 +57,7 @@ GREETING_ITEMS = (say("a", None, "Greet."), say("r", "a", REMINDER), answer("b",
 """The same turn in the transcript."""
 
 
+@pytest.mark.every_database
 async def test_a_recorded_session_does_not_appear_twice(store: SqlStore):
     await record(store, *GREETING)
     report = await import_transcript(store, *GREETING_ITEMS)
@@ -174,6 +173,7 @@ async def test_a_session_whose_first_reply_is_under_way_is_not_imported(store: S
     assert (await import_path(store, old, Path())).messages == 1
 
 
+@pytest.mark.every_database
 async def test_a_session_that_was_imported_first_is_deleted_when_all_of_it_is_recorded(store: SqlStore):
     await import_transcript(store, *GREETING_ITEMS)
     await record(store, *GREETING, Message.user("More."), Message.assistant("Sure."))

@@ -16,8 +16,6 @@ from quire.model import Compaction, Drop, Message, Pin, Restore, Span, Usage
 from quire.sources.base import SourceConversation, SourceMessage
 from quire.store import SqlStore
 
-pytestmark = pytest.mark.every_database
-
 CONVERSATION = make_conversation_id("list", "c")
 USAGE = Usage(model="claude-sonnet-4-5-20250929", input_tokens=100_000, output_tokens=2)
 
@@ -73,6 +71,7 @@ async def read(store: SqlStore, source: ReadingSource, *, rereads: bool = True) 
     return report
 
 
+@pytest.mark.every_database
 async def test_a_session_in_pieces_becomes_one(store: SqlStore):
     await read(store, ReadingSource(1, *PIECES))
     assert len(await store.list_branches(CONVERSATION)) == 2

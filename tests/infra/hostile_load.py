@@ -34,7 +34,7 @@ class AttackSize(NamedTuple):
 
 
 ATTACK_SIZES: dict[Size, AttackSize] = {
-    "small": AttackSize(text_bytes=1_000_000, messages=20_000, stream_megabytes=20, overlap_bytes=2_000),
+    "small": AttackSize(text_bytes=300_000, messages=5_000, stream_megabytes=5, overlap_bytes=2_000),
     "full": AttackSize(text_bytes=19_000_000, messages=100_000, stream_megabytes=50, overlap_bytes=20_000),
 }
 

@@ -73,7 +73,7 @@ async def test_workers_share_the_parts_of_a_backtest(store: SqlStore, queue_url:
 
 async def test_parts_of_a_killed_worker_are_taken_over_and_count_once(store: SqlStore, queue_url: str, tmp_path: Path):
     harness = JobHarness(store)
-    record = await start_backtest(harness, queue_url, conversations=12, turns=10)
+    record = await start_backtest(harness, queue_url, conversations=8, turns=6)
     with start_worker_process(queue_url, tmp_path) as first:
         await wait_until(lambda: has_progress(store, record), seconds=60)
         first.kill()
@@ -87,12 +87,12 @@ async def test_parts_of_a_killed_worker_are_taken_over_and_count_once(store: Sql
 
 async def test_a_deleted_backtest_ends_its_jobs(store: SqlStore, queue_url: str, tmp_path: Path):
     harness = JobHarness(store)
-    record = await start_backtest(harness, queue_url, conversations=12, turns=10)
+    record = await start_backtest(harness, queue_url, conversations=8, turns=6)
     with start_worker_process(queue_url, tmp_path) as worker:
         await wait_until(lambda: has_progress(store, record), seconds=60)
         await store.backtests.delete(record.id)
-        await wait_until(lambda: has_ended(worker.read_log(), 12), seconds=60)
-        assert len(list_finished_shards(worker.read_log())) < 12
+        await wait_until(lambda: has_ended(worker.read_log(), 8), seconds=60)
+        assert len(list_finished_shards(worker.read_log())) < 8
     assert await store.backtests.list() == []
 
 

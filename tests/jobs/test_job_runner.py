@@ -21,8 +21,6 @@ from quire.model import Message
 from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
 
-pytestmark = pytest.mark.every_database
-
 UNKNOWN_CONVERSATION_JOB = Job("compact", "default", "unknown")
 
 PROSE = "The mill stands at kilometre twelve of the river, where the road from the harbour ends.\n"
@@ -33,6 +31,7 @@ async def harness(store: SqlStore) -> JobHarness:
     return JobHarness(store)
 
 
+@pytest.mark.every_database
 async def test_a_conversation_over_the_mark_is_compacted_once(harness: JobHarness):
     await harness.create_overfull()
     outcome = await harness.runner.run(Job("compact", "default", "c"))
@@ -146,6 +145,7 @@ async def test_retention_purges_unused_conversations_and_their_titles(store: Sql
     assert await harness.runner.run(Job("purge", "default", "c")) == (0, ())
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("content_on", ["earlier messages", "a branch", "a branch name"])
 async def test_retention_reaches_content_before_a_purged_message_and_on_branches(store: SqlStore, content_on: str):
     """The newest message of the main branch says nothing about the rest of an untitled conversation."""
@@ -185,6 +185,7 @@ async def test_a_job_for_what_is_gone_does_nothing(store: SqlStore, kind: str):
     assert await harness.runner.run(UNKNOWN_CONVERSATION_JOB._replace(kind=kind)) == (0, ())  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("kind", ["compact", "index_messages", "index_topics", "embed", "purge"])
 async def test_a_job_touches_its_own_tenant_alone(store: SqlStore, kind: str):
     """Both tenants have a conversation of the same name that needs the same work."""

@@ -9,8 +9,6 @@ from quire.jobs.runner import RetryingRunner
 from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
 
-pytestmark = pytest.mark.every_database
-
 COMPACT_JOB = Job("compact", "default", "c")
 
 

@@ -21,8 +21,6 @@ from quire.jobs import Job, JobKind, JobOutcome, LocalJobs, open_jobs
 from quire.jobs.runner import MAX_ATTEMPTS
 from quire.store import SqlStore
 
-pytestmark = pytest.mark.every_database
-
 JOB = Job("compact", "default", "c")
 
 
@@ -157,6 +155,7 @@ async def test_a_sweep_runs_periodically(store: SqlStore):
     assert compaction_triggers(await list_compactions(store)) == ["background"]
 
 
+@pytest.mark.every_database
 async def test_a_database_without_a_queue_has_its_jobs_done_here(store: SqlStore, database_url: str):
     harness = JobHarness(store)
     await harness.create_overfull()

@@ -13,8 +13,6 @@ from quire.jobs import Job
 from quire.model import FilePart, Message
 from quire.store import SqlStore
 
-pytestmark = pytest.mark.every_database
-
 TENANTS = ("default", "elsewhere")
 DAYS = 30
 
@@ -59,6 +57,7 @@ async def count_objects(store: SqlStore) -> list[int]:
     return [len(await objects.list(tenant)) for tenant in TENANTS]
 
 
+@pytest.mark.every_database
 async def test_blobs_move_after_a_day_and_conversations_after_the_time_that_is_set(harness: JobHarness):
     assert await sweep_and_run(harness, days=0.9) == set()
     every = {Job("offload", tenant, "c") for tenant in TENANTS}

@@ -11,8 +11,6 @@ from quire.log.types import ConversationOrigin
 from quire.model import Message
 from quire.store import SqlStore
 
-pytestmark = pytest.mark.every_database
-
 RECORDED = ConversationOrigin(client="claude-code", session="s")
 IMPORTED = ConversationOrigin(client="chatgpt")
 NAMED = ConversationOrigin(client="my-app", session="s")

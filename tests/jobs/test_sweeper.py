@@ -12,8 +12,6 @@ from quire.errors import StoreUnavailable
 from quire.jobs import Job
 from quire.store import SqlStore
 
-pytestmark = pytest.mark.every_database
-
 OVER_A_MINUTE = 61 * SECOND_MICROSECONDS
 
 
@@ -30,6 +28,7 @@ async def run_sweep(harness: JobHarness, *, indexing: bool = False) -> set[Job]:
     return {job for job in found if job.kind not in ("index_messages", "count_usage") or indexing}
 
 
+@pytest.mark.every_database
 async def test_what_is_missing_is_found_in_every_tenant(store: SqlStore):
     harness = JobHarness(store)
     await harness.create_overfull("full", tenant="a")
@@ -111,6 +110,7 @@ async def _set_updated_at(store: SqlStore, conversation: str, at: int) -> None:
     )
 
 
+@pytest.mark.every_database
 async def test_the_next_sweep_continues_from_the_recorded_position(store: SqlStore):
     first, second = JobHarness(store), JobHarness(store)
     await first.create_overfull()
@@ -134,6 +134,7 @@ async def test_what_could_not_be_deferred_is_found_by_the_next_sweep(store: SqlS
     assert await run_sweep(harness) == {Job("compact", "default", "c")}
 
 
+@pytest.mark.every_database
 async def test_many_conversations_are_found_page_by_page(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("quire.jobs.sweeper.PAGE_SIZE", 3)
     harness = JobHarness(store, retention_days=1)

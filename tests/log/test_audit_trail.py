@@ -98,7 +98,6 @@ async def test_the_role_of_the_application_cannot_change_the_trail(store: SqlSto
             )
 
 
-@pytest.mark.every_database
 async def test_people_sessions_and_shares_belong_to_one_tenant(store: SqlStore):
     own, other = TeamStore(store.for_tenant(TENANT)), TeamStore(store.for_tenant("lighthouse"))
     ann = await own.users.confirm("subject", name="Ann", email="ann@example.org", roles=["owner", "member"])

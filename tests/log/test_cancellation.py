@@ -53,7 +53,7 @@ async def test_closing_waits_for_background_work(database_url: str, is_cancelled
 
     with warnings.catch_warnings(record=True) as lost:
         warnings.simplefilter("always", ResourceWarning)
-        for step in range(16):
+        for step in range(0, 16, 3):
             async with SqlStore.open(database_url) as store:
                 tasks = [asyncio.ensure_future(work(store)) for _ in range(4)]
                 await asyncio.sleep(0.0013 * step)

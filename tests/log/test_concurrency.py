@@ -12,7 +12,7 @@ from quire.store import SqlStore
 
 pytestmark = [pytest.mark.every_database, pytest.mark.slow]
 
-PROCESSES, APPENDS = (8, 1_000) if IS_FULL_SIZE else (4, 100)
+PROCESSES, APPENDS = (8, 1_000) if IS_FULL_SIZE else (3, 40)
 COMPACTORS = 2
 TIMEOUT_SECONDS = 240
 
@@ -72,7 +72,7 @@ def check_compactions(entries: list[Entry]) -> None:
 
 async def test_the_same_append_from_several_processes_is_one(store: SqlStore, database_url: str) -> None:
     await store.create_conversation("retried")
-    times = 100
+    times = 30
     with start_writers(database_url, [("append_idempotent", "retried", str(times))] * 2) as started:
         answers = [writer.communicate(timeout=TIMEOUT_SECONDS) for writer in started]
     assert [writer.returncode for writer in started] == [0, 0], answers

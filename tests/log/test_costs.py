@@ -10,11 +10,10 @@ from quire.access.spending import SpendCaps, SpendingKey
 from quire.errors import SpendCapReached, SpendReserved, format_usd
 from quire.store import SqlStore
 
-pytestmark = pytest.mark.every_database
-
 KEY = "k" * 26
 
 
+@pytest.mark.every_database
 async def test_a_cost_counts_for_conversation_key_and_tenant(store: SqlStore):
     await store.create_conversation("c")
     await store.record_reply("c", make_turn(*make_messages(2))._replace(cost=0.25, key_id=KEY))
@@ -77,6 +76,7 @@ async def test_a_cap_counts_only_what_belongs_to_it(store: SqlStore):
         await store.spending.reserve("e", 1.0, caps, key_id=KEY)
 
 
+@pytest.mark.every_database
 async def test_another_tenant_cannot_settle_a_reservation(store: SqlStore):
     caps = SpendCaps(key=1.0)
     reservation = await store.spending.reserve("c", 1.0, caps, key_id=KEY)
@@ -110,6 +110,7 @@ async def test_a_reservation_of_a_process_that_died_expires(store: SqlStore, mon
     assert refused.value.reserved == 2.0
 
 
+@pytest.mark.every_database
 async def test_concurrent_reservations_never_pass_the_cap_by_more_than_one(store: SqlStore):
     caps = SpendCaps(tenant=1.0)
     calls = (store.spending.reserve(f"c{number}", 0.125, caps, key_id=KEY) for number in range(40))

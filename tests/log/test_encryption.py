@@ -341,7 +341,6 @@ async def test_tenants_without_rows_are_remembered_up_to_a_limit(database_url: s
         assert max(map(len, remembered)) <= 10
 
 
-@pytest.mark.every_database
 async def test_a_server_takes_the_new_key_of_a_tenant_that_was_purged(database_url: str, admin_url: str):
     async with (
         SqlStore.open(database_url, keys=make_keys()) as first,
@@ -384,7 +383,6 @@ async def test_a_ciphertext_of_another_tenant_is_refused_and_a_changed_one_is_na
     assert [fault.seq for fault in await b.verify_conversation("c")] == [3]
 
 
-@pytest.mark.every_database
 async def test_a_ciphertext_in_another_column_is_refused(encrypted: SqlStore, admin_url: str):
     store = encrypted.for_tenant("a")
     await store.create_conversation("c", title="the title")

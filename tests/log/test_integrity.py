@@ -18,8 +18,6 @@ from quire.log import Blob, conversations
 from quire.model import Compaction, Draft, EntryMetadata, Message, Pin, Span, TokenCount, Usage
 from quire.store import SqlStore
 
-pytestmark = pytest.mark.every_database
-
 
 @contextmanager
 def connect_as_owner(admin_url: str) -> Any:
@@ -168,6 +166,7 @@ async def test_a_forged_export_is_refused(store: SqlStore, forgery: str):
         await store.import_conversation([json.dumps(line) for line in lines], as_id="forged")
 
 
+@pytest.mark.every_database
 async def test_a_purged_conversation_can_be_exported_and_imported(store: SqlStore):
     conversation = await write_conversation(store)
     await store.record_reply(conversation, make_turn(*make_messages(2), blobs=(Blob("text/plain", b"quoted"),)))
@@ -201,6 +200,7 @@ async def test_a_changed_branch_is_noticed(store: SqlStore, admin_url: str, colu
     assert await store.verify_conversation(conversation)
 
 
+@pytest.mark.every_database
 async def test_a_lost_path_is_noticed(store: SqlStore, admin_url: str):
     conversation = await write_conversation(store)
     with connect_as_owner(admin_url) as connection:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.every_database
 
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"])
 
-CONCURRENT_UPGRADES = 4
+CONCURRENT_UPGRADES = 3
 
 # Types that are equal to a database, or to Quire.
 SAME_TYPES = {
@@ -110,21 +110,15 @@ def test_an_upgrade_makes_the_tables_of_the_schema(empty_url: str) -> None:
 
 
 @pytest.mark.every_postgres
-def test_tables_that_grow_have_partitions(empty_url: str) -> None:
-    migrate.upgrade(empty_url)
-    partitions = {name for name in reflect_schema(empty_url).tables if is_partition(name)}
+def test_tables_that_grow_have_partitions_and_every_unique_key_the_tenant(admin_url: str) -> None:
+    """So that the tables can be distributed by tenant, except API keys: see tests/server/test_citus.py."""
+    partitions = {name for name in reflect_schema(admin_url).tables if is_partition(name)}
     partitioned = (
         "entries", "imports", "manifests", "message_segments", "passages", "paths", "request_bodies", "terms",
         "usage_contributions", "usage_turns",
     )  # fmt: skip
     assert partitions == {f"quire_{table}_{n:02}" for table in partitioned for n in range(16)}
-
-
-@pytest.mark.every_postgres
-def test_every_unique_key_of_a_tenants_rows_has_the_tenant(empty_url: str) -> None:
-    """So that the tables can be distributed by tenant, except API keys: see tests/server/test_citus.py."""
-    migrate.upgrade(empty_url)
-    with migrate.connect(empty_url) as connection:
+    with migrate.connect(admin_url) as connection:
         found = connection.exec_driver_sql(UNIQUE_KEYS_WITHOUT_TENANT).scalars().all()
     assert found == ["quire_api_keys_by_id"]
 

@@ -133,7 +133,6 @@ async def test_a_restored_conversation_is_the_same(store: SqlStore, folder: Path
     assert await count_rows(store, schema.pending_objects) == 0
 
 
-@pytest.mark.every_database
 async def test_an_offloaded_conversation_is_listed_and_found(store: SqlStore, folder: Path):
     await fill(store)
     [record] = await store.list_conversations()
@@ -152,7 +151,6 @@ async def test_an_offloaded_conversation_is_listed_and_found(store: SqlStore, fo
     assert (await search_messages(engine, "hour of the tide")).messages == []
 
 
-@pytest.mark.every_database
 async def test_a_client_that_continues_is_recognized(store: SqlStore):
     await fill(store)
     entries = await store.read_range("tides")
@@ -166,7 +164,6 @@ async def test_a_client_that_continues_is_recognized(store: SqlStore):
         assert await store.verify_conversation("tides") == []
 
 
-@pytest.mark.every_database
 async def test_an_append_restores_first(store: SqlStore):
     await fill(store)
     before = await store.get_branch("tides")
@@ -176,7 +173,6 @@ async def test_an_append_restores_first(store: SqlStore):
     assert await store.verify_conversation("tides") == []
 
 
-@pytest.mark.every_database
 async def test_a_response_id_finds_an_offloaded_reply(store: SqlStore):
     await store.create_conversation("tides")
     turn = make_turn(Message.user("Hello"), Message.assistant("Yes?"))
@@ -211,7 +207,6 @@ async def test_a_purge_reaches_archives_and_blobs(store: SqlStore, folder: Path,
         assert await store.verify_conversation(name) == []
 
 
-@pytest.mark.every_database
 async def test_a_purge_of_a_conversation_deletes_its_object(store: SqlStore, folder: Path, admin_url: str):
     await fill(store, text=f"The key is {CANARY}.")
     assert await store.offloading.offload("tides") is not None
@@ -220,7 +215,6 @@ async def test_a_purge_of_a_conversation_deletes_its_object(store: SqlStore, fol
     assert not contains_text(dump_database(admin_url), CANARY)
 
 
-@pytest.mark.every_database
 async def test_large_blobs_move_and_are_read(store: SqlStore, folder: Path):
     await fill(store)
     digest = await store.put_blob(CHART, media_type="image/png")
@@ -241,7 +235,6 @@ async def test_large_blobs_move_and_are_read(store: SqlStore, folder: Path):
     assert await export(store) == before
 
 
-@pytest.mark.every_database
 async def test_a_changed_archive_is_found(store: SqlStore, folder: Path):
     await fill(store)
     assert await store.offloading.offload("tides") is not None
@@ -254,7 +247,6 @@ async def test_a_changed_archive_is_found(store: SqlStore, folder: Path):
         await export(store)
 
 
-@pytest.mark.every_database
 async def test_a_changed_conversation_stays(store: SqlStore, admin_url: str):
     await fill(store)
     async with SqlStore.open(admin_url) as owner:
@@ -263,7 +255,6 @@ async def test_a_changed_conversation_stays(store: SqlStore, admin_url: str):
         await store.offloading.offload("tides")
 
 
-@pytest.mark.every_database
 async def test_live_conversations_go_on_without_the_object_storage(store: SqlStore, folder: Path):
     await fill(store)
     await fill(store, "live")
@@ -304,7 +295,6 @@ STEPS = (
 )
 
 
-@pytest.mark.every_database
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.rpartition(".")[2].strip("_"))
 async def test_a_process_that_ends_before_any_step_loses_nothing(
     store: SqlStore, folder: Path, monkeypatch: Any, step: str
@@ -333,8 +323,8 @@ async def test_a_process_that_ends_before_any_step_loses_nothing(
     assert list_objects(folder) == []
 
 
-@pytest.mark.slow
 @pytest.mark.every_database
+@pytest.mark.slow
 async def test_a_killed_process_loses_nothing(store: SqlStore, folder: Path, database_url: str, monkeypatch: Any):
     await fill(store)
     before = await export(store)
@@ -414,7 +404,6 @@ async def test_messages_that_come_while_a_conversation_moves_are_stored(
     assert list_objects(folder) == []
 
 
-@pytest.mark.every_database
 async def test_an_object_in_use_is_not_removed(store: SqlStore, folder: Path):
     await fill(store)
     digest = await store.put_blob(CHART, media_type="image/png")
@@ -434,7 +423,6 @@ async def test_an_object_in_use_is_not_removed(store: SqlStore, folder: Path):
     assert await export(store) == before
 
 
-@pytest.mark.every_database
 async def test_objects_of_an_encrypted_tenant_are_encrypted(database_url: str, folder: Path):
     keys = TenantKeys(LocalKeys(lambda: base64.b64encode(bytes(32)).decode(), source="The test"), lambda _: True)
     async with SqlStore.open(database_url, keys=keys, object_storage=f"file://{folder}") as store:

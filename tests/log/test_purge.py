@@ -45,8 +45,6 @@ from quire.search.segment_codec import decode_segment
 from quire.settings import Settings
 from quire.store import SqlStore
 
-pytestmark = pytest.mark.every_database
-
 SECRET = "xylophone"
 # The part that all its forms share, the stem included.
 SECRET_STEM = SECRET[:-1]
@@ -145,6 +143,7 @@ def find_tables_with(trace: str, admin_url: str) -> set[str]:
 TABLES_WITH_CONTENT = {"entries", "passages", "terms", "memories", "blobs"}
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("seqs", [[3], None])
 async def test_no_table_retains_a_purged_text(store: SqlStore, admin_url: str, seqs: list[int] | None):
     await write_secret(store)
@@ -258,6 +257,7 @@ def find_canaries(admin_url: str) -> dict[str, set[str]]:
     return {place: tables for place, tables in found.items() if tables}
 
 
+@pytest.mark.every_database
 async def test_a_purged_conversation_leaves_no_text_in_any_table_or_file(
     database_url: str, admin_url: str, tmp_path: Path
 ):
@@ -305,6 +305,7 @@ async def test_a_purged_message_takes_the_names_of_its_documents_from_manifests(
         assert "[[another]]" in {decision.name for decision in manifest.decisions if decision.kind == "document"}
 
 
+@pytest.mark.every_database
 async def test_a_purge_collects_old_uploads_that_nothing_references(store: SqlStore, admin_url: str):
     await store.create_conversation("c")
     [orphan, used, later] = [await store.put_blob(data) for data in (b"orphan", b"used", b"later")]

@@ -237,9 +237,17 @@ async def find_touched_tables(call: Call, store: SqlStore, plans: list[Explained
 
 
 @pytest.mark.every_postgres
-async def test_the_control_entries_have_an_index_of_their_own(
+async def test_a_history_is_matched_by_one_statement_and_one_partition_for_each_path(
     filled_store: SqlStore, plans: list[ExplainedStatement]
 ) -> None:
+    await check_control_entries(filled_store, plans)
+    await check_longest_prefix(filled_store, plans)
+    await check_session(filled_store, plans)
+
+
+async def check_control_entries(filled_store: SqlStore, plans: list[ExplainedStatement]) -> None:
+    """They have an index of their own."""
+    plans.clear()
     await filled_store.fork(NAME, at=45)
     [plan] = [plan for plan in plans if "kind !=" in plan.statement]
     [scan] = plan.executed("quire_entries")
@@ -247,10 +255,7 @@ async def test_the_control_entries_have_an_index_of_their_own(
     assert not scan.index.endswith("_pkey")
 
 
-@pytest.mark.every_postgres
-async def test_the_longest_prefix_probes_one_partition_for_each_path(
-    filled_store: SqlStore, plans: list[ExplainedStatement]
-) -> None:
+async def check_longest_prefix(filled_store: SqlStore, plans: list[ExplainedStatement]) -> None:
     for conversation in (None, NAME):
         for length in (10, 50):
             plans.clear()
@@ -265,10 +270,7 @@ async def test_the_longest_prefix_probes_one_partition_for_each_path(
             assert sum(scan.times for scan in executed) == len(UNKNOWN_PATHS) + 1
 
 
-@pytest.mark.every_postgres
-async def test_a_history_is_matched_in_a_session_by_one_statement(
-    filled_store: SqlStore, plans: list[ExplainedStatement]
-) -> None:
+async def check_session(filled_store: SqlStore, plans: list[ExplainedStatement]) -> None:
     unknown = len(UNKNOWN_PATHS)
     # Each search goes from the end of the list down to the stored path. Without a match in the session, it looked up
     # every path, and a search in all conversations follows.

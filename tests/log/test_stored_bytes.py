@@ -17,8 +17,6 @@ from quire.errors import StorageQuotaReached, TooManyRequests
 from quire.model import Message
 from quire.store import SqlStore
 
-pytestmark = pytest.mark.every_database
-
 QUOTA = 10_000
 
 
@@ -60,6 +58,7 @@ async def test_an_append_past_the_quota_is_refused_whole(limited: SqlStore, stor
     assert await read_count(store) == 0
 
 
+@pytest.mark.every_database
 async def test_concurrent_appends_of_two_servers_stay_below_the_quota(limited: SqlStore, database_url: str):
     async with SqlStore.open(database_url) as second:
         servers = [limited, second.for_tenant("limited", max_stored_bytes=QUOTA)]
@@ -77,6 +76,7 @@ async def test_concurrent_appends_of_two_servers_stay_below_the_quota(limited: S
     assert len(outcomes) - len(refused) == 10
 
 
+@pytest.mark.every_database
 async def test_the_count_is_what_the_rows_hold(limited: SqlStore):
     """Also for texts that are not ASCII, bytes that are stored twice, and the bodies of requests."""
     await limited.append("c", Message.user("größer 漢字"), write_text(10))
@@ -92,6 +92,7 @@ async def test_the_count_is_what_the_rows_hold(limited: SqlStore):
     assert await recount(limited) == counted
 
 
+@pytest.mark.every_database
 async def test_a_purge_gives_bytes_back(limited: SqlStore, store: SqlStore):
     """Also one by a program that knows no quota, such as the command or a job."""
     await limited.create_conversation("d")
@@ -112,6 +113,7 @@ async def test_what_was_stored_before_the_quota_counts(limited: SqlStore, store:
     await limited.append("c", write_text(100))
 
 
+@pytest.mark.every_database
 async def test_an_upgrade_of_the_database_lets_the_next_write_count_again(
     limited: SqlStore, store: SqlStore, admin_url: str
 ):

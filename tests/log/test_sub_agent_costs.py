@@ -14,8 +14,6 @@ from quire.model.messages import ToolCallPart
 from quire.store import SqlStore
 from quire.usage.report import SubAgentCost
 
-pytestmark = pytest.mark.every_database
-
 MAIN = ConversationOrigin(client="claude-code", session="s1", project="/home/ann/mill")
 SECOND = 1_000_000
 
@@ -43,6 +41,7 @@ async def add_sub_agent(store: SqlStore, name: str, *drafts: Draft, origin: Conv
     await store.append(name, *drafts)
 
 
+@pytest.mark.every_database
 async def test_a_turn_has_the_sub_agents_that_ran_in_it(store: SqlStore) -> None:
     record = await create(store, "main", MAIN, 0)
     await store.append("main", question(10), reply(20, 1.0, calls_agent=True), reply(50, 1.0))

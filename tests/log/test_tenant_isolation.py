@@ -234,41 +234,27 @@ def list_visible_tenants(session: Session, tenant: str | None, table: str) -> se
 
 
 @pytest.mark.every_postgres
-def test_no_statement_sees_another_tenants_rows(owner: Session, database_url: str) -> None:
-    assert len(tables(owner)) >= 6 + 2 * 16
-    for table in tables(owner):
+def test_no_statement_sees_or_changes_another_tenants_rows(owner: Session, database_url: str) -> None:
+    names = tables(owner)
+    assert len(names) >= 6 + 2 * 16
+    for table in names:
         assert read_rows(owner, table, "a"), table
         assert read_rows(owner, table, "b"), table
-    with psycopg.connect(database_url, autocommit=True) as session:
-        visible = {table: list_visible_tenants(session, "a", table) for table in tables(owner)}
-    readable = {table: tenants for table, tenants in visible.items() if tenants is not None}
-    assert len(readable) >= 6
-    assert readable == {table: {"a"} for table in readable}
-
-
-@pytest.mark.every_postgres
-def test_without_a_tenant_nothing_is_visible(owner: Session, database_url: str) -> None:
     insert = sql.SQL("INSERT INTO quire_conversations VALUES ('', 'without tenant', '', 0, 0)").format()
-    for tenant in NO_TENANT:
-        with psycopg.connect(database_url, autocommit=True) as session:
-            for table in tables(owner):
-                assert not list_visible_tenants(session, tenant, table), table
-            assert try_statement(session, tenant, insert) is None
-
-
-@pytest.mark.every_postgres
-def test_no_statement_changes_another_tenants_rows(owner: Session, database_url: str) -> None:
     for tenant in (*NO_TENANT, "a"):
         with psycopg.connect(database_url, autocommit=True) as session:
-            for table in tables(owner):
-                check_nothing_changes(owner, session, tenant, table)
-
-
-def check_nothing_changes(owner: Session, session: Session, tenant: str | None, table: str) -> None:
-    before = read_rows(owner, table, "b")
-    for statement in build_statements(owner, table):
-        try_statement(session, tenant, statement)
-        assert read_rows(owner, table, "b") == before, statement.as_string()
+            visible = {table: list_visible_tenants(session, tenant, table) for table in names}
+            readable = {table: tenants for table, tenants in visible.items() if tenants is not None}
+            assert len(readable) >= 6
+            assert readable == {table: {"a"} if tenant == "a" else set() for table in readable}
+            if tenant != "a":
+                assert try_statement(session, tenant, insert) is None
+            for table in names:
+                before = read_rows(owner, table, "b")
+                for statement in build_statements(owner, table):
+                    try_statement(session, tenant, statement)
+                # The ctid and xmin of a row show which of the statements reached it.
+                assert read_rows(owner, table, "b") == before, table
 
 
 @pytest.mark.every_postgres

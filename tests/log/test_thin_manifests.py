@@ -18,8 +18,6 @@ from quire.model.ids import now
 from quire.settings import Settings
 from quire.store import SqlStore
 
-pytestmark = pytest.mark.every_database
-
 RULES = Blob("text/plain", b"Answer briefly. " * 50)
 TOOL = Blob("application/json", b'{"name":"tide_table","description":"Looks up tides","input_schema":{}}')
 
@@ -74,6 +72,7 @@ async def test_a_thinned_manifest_says_why_and_refuses_a_replay(store: SqlStore)
     assert await store.thin_manifests("c", before=now()) == 0
 
 
+@pytest.mark.every_database
 async def test_texts_and_bodies_that_nothing_needs_any_more_are_deleted(store: SqlStore):
     await store.create_conversation("c")
     await record(store, 4)

@@ -12,8 +12,6 @@ from quire.store import SqlStore
 from quire.turns import leases as turn_leases
 from quire.turns.leases import IdempotencyKey, LeaseGrant, LeaseState
 
-pytestmark = pytest.mark.every_database
-
 KEY = IdempotencyKey(0, b"digest of the question")
 
 
@@ -36,6 +34,7 @@ async def acquire_expired(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> T
         return await acquire(store)
 
 
+@pytest.mark.every_database
 async def test_a_running_turn_has_the_branch_for_itself(log: SqlStore):
     await log.append("c", Message.user("a"))
     granted = await log.leases.acquire("c", 0, owner="one", idempotency_key=KEY)
@@ -46,12 +45,14 @@ async def test_a_running_turn_has_the_branch_for_itself(log: SqlStore):
     assert isinstance(await log.for_tenant("elsewhere").leases.get("c", 0), type(None))
 
 
+@pytest.mark.every_database
 async def test_of_concurrent_attempts_one_acquires_the_lease(log: SqlStore):
     attempts = await asyncio.gather(*(log.leases.acquire("c", 0, owner=str(number)) for number in range(10)))
     [granted] = [each for each in attempts if isinstance(each, LeaseGrant)]
     assert {each.lease for each in attempts} == {granted.lease}
 
 
+@pytest.mark.every_database
 async def test_an_expired_lease_is_taken_over_and_fences_its_old_owner(log: SqlStore, monkeypatch: pytest.MonkeyPatch):
     old = await acquire_expired(log, monkeypatch)
     new = await acquire(log, "two")

@@ -13,6 +13,7 @@ from usage_workload import RecountKey, Workload, recount
 
 from infra.builders import make_messages, make_turn, property_settings
 from infra.database_dump import contains_text, dump_database
+from infra.sizes import IS_FULL_SIZE
 from quire.db.store_part import write
 from quire.log import ConversationOrigin
 from quire.model import Compaction, Decision, DocumentReference, Draft, Message, Span, Usage
@@ -21,8 +22,6 @@ from quire.model.messages import ToolCallPart
 from quire.store import SqlStore
 from quire.usage.contribution import DAY_MICROSECONDS, MAX_COST_NANOS, MAX_NAME_CHARS, MAX_TOKENS
 from quire.usage.report import RollupReport
-
-pytestmark = pytest.mark.every_database
 
 TENANT_NUMBERS = count(1)
 
@@ -43,12 +42,12 @@ async def count_everything(store: SqlStore) -> None:
         pass
 
 
-@pytest.mark.parametrize("steps", [12])
-@settings(property_settings, max_examples=12)
+@pytest.mark.every_database
+@settings(property_settings, max_examples=12 if IS_FULL_SIZE else 4)
 @given(seed=st.integers(0, 2**32))
-async def test_the_roll_up_equals_a_full_recount_after_any_operations(store: SqlStore, steps: int, seed: int) -> None:
+async def test_the_roll_up_equals_a_full_recount_after_any_operations(store: SqlStore, seed: int) -> None:
     tenant = store.for_tenant(f"tenant {next(TENANT_NUMBERS)}")
-    await Workload(tenant, seed).run(steps)
+    await Workload(tenant, seed).run(12)
     await count_everything(tenant)
     report = await tenant.usage.read_report(limit=1_000)
     assert to_counters(report) == await recount(tenant)
@@ -73,6 +72,7 @@ def make_reply(tokens: int = 10, cost: float = 0.5) -> Draft:
     )
 
 
+@pytest.mark.every_database
 async def test_a_purge_erases_names_from_the_roll_up_in_its_own_transaction(store: SqlStore, admin_url: str) -> None:
     await store.create_conversation("c", origin=ConversationOrigin(project="/home/xylophone"))
     await store.append("c", make_question("notes/xylophone.md", "b.md"), make_reply())
@@ -87,6 +87,7 @@ async def test_a_purge_erases_names_from_the_roll_up_in_its_own_transaction(stor
     assert (any(report.totals), report.turns, await store.usage.read_document_pairs()) == (False, [], [])
 
 
+@pytest.mark.every_database
 async def test_a_purge_by_value_erases_a_name_from_the_roll_up(store: SqlStore, admin_url: str) -> None:
     await store.create_conversation("c", origin=ConversationOrigin(project="/home/xylophone"))
     await store.append("c", make_question("b.md"), make_reply())

@@ -15,11 +15,10 @@ from quire.store import SqlStore
 from quire.store.backtests import NewBacktestShard
 from quire.store.purge import MAX_VALUE_CHARS, MIN_VALUE_CHARS, list_written_forms
 
-pytestmark = pytest.mark.every_database
-
 VALUE = 'ghp_0123456789 "quoted"/é\n!'
 
 
+@pytest.mark.every_database
 async def test_a_value_is_erased_from_every_table(
     database_url: str, admin_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -122,12 +122,12 @@ def test_the_time_is_linear_in_the_length(piece: str):
     def measure(chars: int) -> float:
         text = (piece * chars)[:chars]
         taken: list[float] = []
-        for _ in range(5):
+        for _ in range(3):
             start = time.process_time()
             make_excerpt(text, tokenize(text[:200]))
             taken.append(time.process_time() - start)
         return min(taken)
 
     # Eight times the text takes eight times as long, where quadratic work would take 64 times as long.
-    for chars in (2_000, 100_000):
+    for chars in (2_000, 40_000):
         assert measure(chars) < 32 * max(measure(chars // 8), 0.000_1)

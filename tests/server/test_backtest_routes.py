@@ -108,7 +108,6 @@ async def test_the_number_of_conversations_has_a_bound(
     assert (await client.post("/api/backtests", json={"conversations": ["absent"]})).status_code == 404
 
 
-@pytest.mark.every_database
 async def test_one_runs_at_a_time_until_it_is_deleted(
     client: httpx2.AsyncClient, server_state: ServerState, monkeypatch: pytest.MonkeyPatch
 ):
@@ -122,7 +121,6 @@ async def test_one_runs_at_a_time_until_it_is_deleted(
     await start(client)
 
 
-@pytest.mark.every_database
 async def test_only_the_newest_are_stored(
     client: httpx2.AsyncClient, server_state: ServerState, monkeypatch: pytest.MonkeyPatch
 ):
@@ -133,7 +131,6 @@ async def test_only_the_newest_are_stored(
     assert [each["id"] for each in listed] == [ids[2], ids[1]]
 
 
-@pytest.mark.every_database
 async def test_another_tenant_and_a_key_to_read_start_nothing(
     client: httpx2.AsyncClient,
     other_tenant_client: httpx2.AsyncClient,
@@ -169,7 +166,6 @@ async def test_a_backtest_whose_jobs_were_lost_continues_when_it_is_read(
     assert (await wait_until_done(client, started))["status"] == "done"
 
 
-@pytest.mark.every_database
 async def test_a_shard_that_fails_again_and_again_ends_the_backtest(
     client: httpx2.AsyncClient, server_state: ServerState, jobs: LocalJobs, monkeypatch: pytest.MonkeyPatch
 ):
@@ -180,7 +176,6 @@ async def test_a_shard_that_fails_again_and_again_ends_the_backtest(
     assert "see the log of the workers" in done["failure"]
 
 
-@pytest.mark.every_database
 async def test_conversations_that_were_purged_meanwhile_are_skipped(
     client: httpx2.AsyncClient, server_state: ServerState, jobs: LocalJobs, monkeypatch: pytest.MonkeyPatch
 ):

@@ -96,7 +96,7 @@ async def test_an_entry_has_all_its_fields(client: httpx2.AsyncClient, store: Sq
 
 
 @given(data=st.data())
-@hypothesis_settings(max_examples=25)
+@hypothesis_settings(max_examples=10)
 async def test_pages_from_either_end_give_the_whole(
     data: st.DataObject, client: httpx2.AsyncClient, store: SqlStore, server_state: ServerState
 ):
@@ -198,7 +198,7 @@ async def test_purging_one_removes_what_it_said_and_leaves_its_number(
         messages().filter(fits_json) | st.text(st.characters(codec="utf-8"), max_size=40), min_size=1, max_size=4
     )
 )
-@hypothesis_settings(max_examples=30)
+@hypothesis_settings(max_examples=12)
 async def test_any_recorded_message_reads_back_unchanged(
     sent: list[Message | str], client: httpx2.AsyncClient, store: SqlStore, server_state: ServerState
 ):

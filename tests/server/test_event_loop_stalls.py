@@ -32,8 +32,8 @@ from quire.server.process_memory import shorten_collections
 from quire.server.state import ServerState
 from quire.server.telemetry.metrics import read_cpu_wait_seconds
 
-TEXT_BYTES = 15_000_000 if IS_FULL_SIZE else 1_000_000
-MAX_STALL_SECONDS = 0.25
+TEXT_BYTES = 15_000_000 if IS_FULL_SIZE else 400_000
+MAX_STALL_SECONDS = 0.25 if IS_FULL_SIZE else 0.15
 UNITS = (
     "API_TOKEN=",
     "sk-ant-",

@@ -45,7 +45,7 @@ END_MARKERS: dict[WireFormatName, bytes] = {
     "responses": b"response.completed",
     "gemini": b"finishReason",
 }
-HTTP_STRIDE_BYTES, DECODER_STRIDE_BYTES = (1, 1) if IS_FULL_SIZE else (61, 5)
+HTTP_STRIDE_BYTES, DECODER_STRIDE_BYTES = (1, 1) if IS_FULL_SIZE else (149, 13)
 """Bytes between two cuts."""
 
 

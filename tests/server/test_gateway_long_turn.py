@@ -116,7 +116,7 @@ async def test_every_forwarded_request_of_a_long_turn_fits_and_extends_the_one_b
 
 MIN_AGENT_SHARE = 0.85
 """Mean part of each request that the next one repeats."""
-AGENT_CALLS, AGENT_WINDOW_TOKENS = (300, 200_000) if IS_FULL_SIZE else (80, 30_000)
+AGENT_CALLS, AGENT_WINDOW_TOKENS = (300, 200_000) if IS_FULL_SIZE else (40, 15_000)
 """Tool calls of an agent, which fill its own window. The upstream's is half as large."""
 ENVIRONMENT = "# Environment\n - Primary working directory: /home/kay/harbour\n - Platform: linux"
 REMINDER = {"role": "system", "content": "The task tools have not been used recently."}

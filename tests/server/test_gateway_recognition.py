@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_upstream import respond_with_text, run_fake_upstream
+from infra.sizes import IS_FULL_SIZE
 from infra.strategies import messages
 from quire.log import Branch, Window, reads
 from quire.model import CHAIN_ROOT, Compaction, Message, Pin, Span, ThinkingPart, ToolCallPart, entries, iter_paths
@@ -88,7 +89,6 @@ async def test_an_edited_message_and_a_regenerated_reply_become_branches(store: 
         assert await store.verify_conversation(conversation) == []
 
 
-@pytest.mark.every_database
 async def test_a_retry_after_a_failure_adds_nothing_twice(store: SqlStore):
     async def reject(request):
         await request.respond({"error": {"message": "busy"}}, 503)
@@ -230,7 +230,6 @@ async def run_windows(harness: GatewayHarness, conversation: str, seed: int) -> 
     return found
 
 
-@pytest.mark.every_database
 async def test_a_cached_window_is_recorded_like_one_that_is_looked_up(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
     async def echo(request: Any) -> None:
         await respond_with_text(f"to {request.body['messages'][-1]['content']}")(request)
@@ -239,6 +238,7 @@ async def test_a_cached_window_is_recorded_like_one_that_is_looked_up(store: Sql
     calibrated = {"ratio", "slots", "max_input_tokens", "trigger_tokens"}
     # A message's score depends on how much of the log is indexed.
     compared = dict.fromkeys(["conversation", *calibrated], True) | {"decisions": {"__all__": {"score"}}}
+    seeds = range(3, 8) if IS_FULL_SIZE else range(3, 5)
     extended: list[str] = []
     hits: list[str] = []
     find_tail, extend_window = HeadCache.find_tail, reads.extend_window
@@ -264,7 +264,7 @@ async def test_a_cached_window_is_recorded_like_one_that_is_looked_up(store: Sql
     monkeypatch.setattr(reads, "extend_window", extend)
     monkeypatch.setattr(recognition, "_continue_tail", count)
     async with run_fake_upstream(echo) as up, run_gateway(store, up.url) as harness:
-        for seed in range(3, 8):
+        for seed in seeds:
             stored: list[object] = []
             for way in ("fast", "slow"):
                 conversation = f"{way} {seed}"
@@ -280,8 +280,8 @@ async def test_a_cached_window_is_recorded_like_one_that_is_looked_up(store: Sql
                 assert await store.verify_conversation(conversation) == []
                 stored.append(rows)
             assert stored[0] == stored[1], seed
-    assert len(hits) > 10
-    assert len(extended) > 5
+    assert len(hits) > 2 * len(seeds)
+    assert len(extended) > len(seeds)
 
 
 async def test_a_reply_taken_back_in_a_trimmed_window_becomes_a_branch(store: SqlStore):

@@ -78,7 +78,6 @@ async def test_another_tenant_sees_no_import(
     assert (await other_tenant_client.get("/api/conversations")).json()["items"] == []
 
 
-@pytest.mark.every_database
 async def test_one_import_of_a_tenant_runs_at_a_time(
     client: httpx2.AsyncClient, server_state: ServerState, monkeypatch: pytest.MonkeyPatch
 ):

@@ -186,7 +186,6 @@ class TestSpendCapOfTenant:
 
 
 class TestQuotaOfTenant:
-    @pytest.mark.every_database
     async def test_a_turn_that_exceeds_the_stored_bytes_is_not_sent(self, store: SqlStore):
         _, key = await store.keys.create("full", ["chat", "write"])
         _, theirs = await store.for_tenant("other").keys.create("theirs", ["chat"])

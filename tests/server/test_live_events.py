@@ -18,8 +18,6 @@ from quire.server.state import ServerState
 from quire.store import SqlStore
 from quire.testing.scripted_model import DelayedReply
 
-pytestmark = pytest.mark.every_database
-
 
 async def test_at_first_an_event_is_sent_for_every_branch(
     live_client: httpx2.AsyncClient, conversation: str, store: SqlStore
@@ -36,6 +34,7 @@ async def test_at_first_an_event_is_sent_for_every_branch(
     assert [each.id for each in events] == ["1", "2"]
 
 
+@pytest.mark.every_database
 async def test_entries_of_another_process_are_announced_within_a_second(
     live_client: httpx2.AsyncClient, conversation: str, store: SqlStore, database_url: str
 ):
@@ -53,6 +52,7 @@ async def test_entries_of_another_process_are_announced_within_a_second(
         await listener.read_until("branch_changed", branch=branch.number, head=1, timeout_seconds=1)
 
 
+@pytest.mark.every_database
 async def test_a_turn_is_streamed_live_and_to_late_subscribers_from_its_start(
     live_client: httpx2.AsyncClient, conversation: str, scripted: ScriptedAgent, server_state: ServerState
 ):
@@ -124,6 +124,7 @@ async def test_many_subscribers_share_one_look(
     assert looks.sizes == []
 
 
+@pytest.mark.every_database
 async def test_all_conversations_are_looked_at_by_one_query(
     live_client: httpx2.AsyncClient,
     app: FastAPI,
@@ -168,6 +169,7 @@ async def test_idle_streams_cost_no_queries(
     assert len(looks.sizes) == 1
 
 
+@pytest.mark.every_database
 @pytest.mark.every_postgres
 async def test_without_notifications_changes_are_found_by_looking(
     live_client: httpx2.AsyncClient, conversation: str, database_url: str, monkeypatch: pytest.MonkeyPatch
@@ -269,6 +271,7 @@ async def test_a_stream_ends_after_its_key_is_revoked_on_another_node(
         assert not len(app.state.server_state.live_events)
 
 
+@pytest.mark.every_database
 async def test_a_turn_is_no_longer_streamed_after_its_key_is_revoked_on_another_node(
     app: FastAPI, conversation: str, store: SqlStore, scripted: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
 ):

@@ -153,7 +153,6 @@ SUMMARY = "The user looked at four files; the port is 4711."
 COMPACTED = {"type": "compaction", "content": SUMMARY, "signature": "signed"}
 
 
-@pytest.mark.every_database
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_compaction_of_the_provider_is_an_entry_that_covers_a_range(store: SqlStore, stream: bool):
     replies = (
@@ -195,7 +194,6 @@ async def test_a_compaction_of_the_provider_is_an_entry_that_covers_a_range(stor
         assert (await store.get_branch(conversation, branch.number)).state.active_compaction is None
 
 
-@pytest.mark.every_database
 async def test_a_client_that_sends_everything_again_is_recorded_in_place(store: SqlStore):
     replies = (make_response(COMPACTED, text("Go on.")), make_response(text("End.")))
     async with (
@@ -226,7 +224,6 @@ ON_DEMAND = make_response(
 )
 
 
-@pytest.mark.every_database
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_compaction_on_demand_is_an_entry_and_the_list_after_it_continues(store: SqlStore, stream: bool):
     replies = (make_response(text("Done.")), ON_DEMAND, make_response(text("End.")))
@@ -271,7 +268,6 @@ async def test_messages_that_a_compaction_on_demand_leaves_out_follow_it_on_its_
         assert texts == ["Look again.", "", "", "Done.", "And now?", "End."]
 
 
-@pytest.mark.every_database
 @pytest.mark.parametrize("kept_id", [False, True])
 async def test_a_compaction_by_openai_on_demand_is_a_reply_that_the_list_continues(store: SqlStore, kept_id: bool):
     first = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Look."}]}

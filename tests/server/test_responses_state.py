@@ -78,7 +78,6 @@ async def test_a_chain_of_responses_is_one_branch(store: SqlStore, speaks: str):
         assert len(await store.read_range(conversation.id, kinds=["message"])) == 80
 
 
-@pytest.mark.every_database
 async def test_a_long_chain_fits_the_window(store: SqlStore):
     def answer(request: ProviderRequest) -> ScriptedReply:
         return ScriptedReply("word " * 100)
@@ -382,7 +381,6 @@ async def test_a_chain_on_a_real_model_survives_a_restart(store: SqlStore, local
         await expect_not_found(client, branched.id)
 
 
-@pytest.mark.every_database
 async def test_a_purge_removes_what_a_response_repeats_of_its_request(store: SqlStore):
     async with run_responses_gateway(store, echo, "chat") as (client, _, harness):
         (first,) = await run_chain(client, range(1), metadata={"note": "quetzal"}, instructions="quetzal")

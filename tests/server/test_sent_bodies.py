@@ -84,7 +84,6 @@ async def test_captured_sessions_are_given_back_after_a_restart(database_url: st
             assert await store.verify_conversation(conversation) == []
 
 
-@pytest.mark.every_database
 async def test_a_long_conversation_has_a_whole_body_now_and_then(store: SqlStore):
     async with run_fake_upstream(respond_with_text("Aye.")) as up, run_gateway(store, up.url) as harness:
         sent = await ask_turns(harness, MAX_CHAIN_DELTAS + 3, start=[system_message("Be brief. " * 100)])
@@ -137,7 +136,6 @@ async def test_a_purge_by_value_finds_what_only_the_bodies_have(store: SqlStore)
         assert await count_bodies(store) == 0
 
 
-@pytest.mark.every_database
 async def test_an_export_has_the_bodies(store: SqlStore):
     async with run_fake_upstream(respond_with_text("Aye.")) as up, run_gateway(store, up.url) as harness:
         sent = await ask_turns(harness, 3)

@@ -19,11 +19,14 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 import pytest
+from typer.testing import CliRunner
 
 from infra.processes import find_children
+from quire.cli.app import app
 from quire.errors import InvalidConfiguration
 from quire.model import Message
 from quire.server.addresses import bind_socket
+from quire.server.lifecycle import MIN_UPTIME_SECONDS
 from quire.store import SqlStore
 
 START_TIMEOUT_SECONDS = 60.0
@@ -190,22 +193,25 @@ async def load_messages(url: str) -> list[tuple[str, bool]]:
     ]
 
 
-def run_refused(folder: Path, *options: str, url: str = "sqlite:///q.db") -> str:
-    completed = subprocess.run(
-        [PROGRAM, "serve", *options],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=build_environment(folder, url),
-        timeout=60,
-        check=False,
-    )
-    assert (completed.returncode, completed.stdout) == (1, "")
-    return completed.stderr
+def run_refused(folder: Path, *options: str, url: str = "") -> str:
+    """What the command says that refuses to start; it ends before it changes its process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [each for each in os.environ if each.startswith(("QUIRE_", "XDG_"))]:
+            patch.delenv(name)
+        for name, value in build_environment(folder, url or f"sqlite:///{folder}/q.db").items():
+            patch.setenv(name, value)
+        patch.chdir(folder)
+        result = CliRunner().invoke(app, ["serve", *options])
+    assert (result.exit_code, result.stdout) == (1, "")
+    return result.stderr
 
 
-def test_only_the_printed_address_gives_access(tmp_path: Path):
-    with start_server(tmp_path, f"sqlite:///{tmp_path}/q.db") as server:
+def test_only_the_printed_address_gives_access_and_changes_are_saved(tmp_path: Path):
+    file = tmp_path / "quire.toml"
+    with start_server(tmp_path, f"sqlite:///{tmp_path}/q.db", QUIRE_CONFIG=str(file)) as server:
+        changed = server.client.patch("/api/settings", json={"changes": {"strategy": "discard", "context_limit": 9000}})
+        changed.raise_for_status()
+        assert tomllib.loads(file.read_text()) == {"strategy": "discard", "context_limit": 9000}
         assert server.base_url.startswith("http://127.0.0.1:")
         assert server.client.get("/api/conversations").status_code == 200
         assert httpx2.get(f"{server.base_url}/api/conversations").status_code == 401
@@ -302,14 +308,6 @@ async def test_a_turn_without_listeners_may_end_too(tmp_path: Path, database_url
     assert await load_messages(database_url) == [("Take your time.", False), ("Slowly but surely.", False)]
 
 
-def test_changes_on_the_page_are_saved_in_the_settings_file(tmp_path: Path):
-    file = tmp_path / "quire.toml"
-    with start_server(tmp_path, f"sqlite:///{tmp_path}/q.db", QUIRE_CONFIG=str(file)) as server:
-        changed = server.client.patch("/api/settings", json={"changes": {"strategy": "discard", "context_limit": 9000}})
-        changed.raise_for_status()
-    assert tomllib.loads(file.read_text()) == {"strategy": "discard", "context_limit": 9000}
-
-
 @pytest.mark.nightly
 def test_endless_streams_end_at_once(tmp_path: Path, upstream: SlowUpstream):
     with start_server(tmp_path, f"sqlite:///{tmp_path}/q.db", "--grace", "20", QUIRE_BASE_URL=upstream.url) as server:
@@ -353,7 +351,8 @@ class TestSeveralProcesses:
                     client.get("/api/conversations").raise_for_status()
             page = server.client.get("/metrics").text
             assert 'quire_http_requests_total{method="GET",route="/api/conversations",status="200"} 40.0' in page
-            time.sleep(2.5)
+            # One that dies earlier could not start.
+            time.sleep(MIN_UPTIME_SECONDS + 0.1)
             os.kill(first[0], signal.SIGKILL)
             deadline = time.monotonic() + START_TIMEOUT_SECONDS
             while len(worker_pids(server)) < 2 or first[0] in worker_pids(server):
