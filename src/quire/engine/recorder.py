@@ -22,7 +22,7 @@ from quire.log.tenant_masker import mask_sent_body
 from quire.log.types import TurnLease
 from quire.model import Draft, Entry, Manifest, Message, Span, TokenCount, TurnTotals, Usage
 from quire.model.entry_metadata import DocumentReference
-from quire.model.manifest import Decision, EncodedManifest
+from quire.model.manifest import Decision
 from quire.view.assembly import ViewAssembly
 from quire.view.budget import MAX_RATIO, update_calibration
 from quire.view.call_prices import Cost
@@ -237,7 +237,6 @@ class Recorder:
                 _finalize_manifest,
                 request,
                 decisions,
-                may_encode=masker is None,
                 is_masked=is_masked,
                 masked_digest=masked_digest,
             ),
@@ -315,17 +314,14 @@ def _finalize_manifest(
     decisions: tuple[Decision, ...] | None,
     stored: Sequence[Entry],
     *,
-    may_encode: bool,
     is_masked: bool,
     masked_digest: str | None,
-) -> Manifest | EncodedManifest:
+) -> Manifest:
     """Adds what is known only with the reply: what it used and its tokens, the pending messages' numbers, and whether
     the request is stored with masked secrets."""
     span, reply_tokens = None, stored[-1].tokens or 0
     if request.pending:
         span = Span(first=stored[0].seq, last=stored[len(request.pending) - 1].seq)
-    if may_encode and (encoded := request.assembly.encode_manifest(span, reply_tokens)) is not None:
-        return encoded
     manifest = request.manifest
     decisions = manifest.decisions if decisions is None else decisions
     if is_masked:

@@ -14,7 +14,6 @@ from quire.log.row_digests import ROW_DIGEST, covered_columns, with_row_digest
 from quire.log.tenant_masker import get_masker
 from quire.log.types import Branch, RecordedRequest
 from quire.model import Entry, Manifest
-from quire.model.manifest import EncodedManifest
 from quire.rows.digests import check_row, compute_row_digest
 
 MAX_RESPONSE_ID_CHARS = 500
@@ -26,12 +25,12 @@ def insert_manifest(
     connection: Connection,
     tenant: str,
     reply: Entry,
-    manifest: Manifest | EncodedManifest,
+    manifest: Manifest,
     *,
     request_id: str | None = None,
     response_id: str | None = None,
 ) -> bool:
-    """Stores a manifest. Returns False if a retry finds it stored. Only without a mask may it be encoded.
+    """Stores a manifest. Returns False if a retry finds it stored.
 
     Raises `StaleHead` if the manifest of another request is stored under this reply.
     """
@@ -40,25 +39,27 @@ def insert_manifest(
     ):
         # Too long for the index, or with characters that a text column cannot store.
         response_id = None
-    if isinstance(manifest, Manifest):
-        manifest = EncodedManifest.from_manifest(_mask_names(connection, manifest))
-    row = to_manifest_row(to_key(tenant, reply), manifest, request_id=request_id, response_id=response_id)
-    inserted = insert_rows(connection, manifests, [row], ignore_existing=True)
+    manifest = _mask_names(connection, manifest)
+    key, text = to_key(tenant, reply), manifest.canonical_json()
+    row = {**key, "manifest": text, "request_id": request_id, "response_id": response_id}
+    inserted = insert_rows(connection, manifests, [with_row_digest(manifests, row)], ignore_existing=True)
     if not inserted and request_id is not None:
         query = select(manifests.c.seq).where(manifests.c.tenant == tenant, manifests.c.request_id == request_id)
         if connection.execute(query).first() is None:
             raise StaleHead(
                 f"Another request got the same reply #{reply.seq}; fork before it and record this request there."
             )
-    record_blob_uses(connection, tenant, reply, manifest.blobs)
+    record_blob_uses(connection, tenant, reply, manifest.blob_digests)
     return inserted != 0
 
 
 def import_manifest(connection: Connection, tenant: str, reply: Entry, manifest: Manifest) -> None:
     """Stores the manifest of an exported conversation. Blobs that were purged before the export are not referenced."""
-    encoded = EncodedManifest.from_manifest(_mask_names(connection, manifest))
-    insert_rows(connection, manifests, [to_manifest_row(to_key(tenant, reply), encoded)])
-    record_blob_uses(connection, tenant, reply, select_stored(connection, tenant, encoded.blobs))
+    manifest = _mask_names(connection, manifest)
+    key = to_key(tenant, reply)
+    row = {**key, "manifest": manifest.canonical_json(), "request_id": None, "response_id": None}
+    insert_rows(connection, manifests, [with_row_digest(manifests, row)])
+    record_blob_uses(connection, tenant, reply, select_stored(connection, tenant, manifest.blob_digests))
 
 
 def _mask_names(connection: Connection, manifest: Manifest) -> Manifest:
@@ -74,17 +75,6 @@ def _mask_names(connection: Connection, manifest: Manifest) -> Manifest:
     if forwarded is not None and forwarded.dropped:
         forwarded = forwarded.model_copy(update={"dropped": tuple(map(masker.mask_name, forwarded.dropped))})
     return manifest.model_copy(update={"decisions": tuple(decisions), "forwarded": forwarded})
-
-
-def to_manifest_row(
-    key: Mapping[str, object],
-    manifest: EncodedManifest,
-    *,
-    request_id: str | None = None,
-    response_id: str | None = None,
-) -> dict[str, object]:
-    row = {**key, "manifest": manifest.text, "request_id": request_id, "response_id": response_id}
-    return with_row_digest(manifests, row)
 
 
 def to_key(tenant: str, entry: Entry) -> dict[str, object]:

@@ -17,7 +17,6 @@ from quire.log.reads import ENTRY_COLUMNS
 from quire.log.row_digests import ROW_DIGEST, has_row_digest, with_row_digest
 from quire.log.types import BodyKey
 from quire.model import Entry, Manifest
-from quire.model.manifest import EncodedManifest
 
 _KEYS_PER_STATEMENT = 200
 _THINNED = '"thinned":true'
@@ -44,13 +43,14 @@ def thin_manifests(connection: Connection, tenant: str, conversation: str, *, be
         reply = old.get((row["branch"], row["seq"]))
         if reply is None or _THINNED in row["manifest"] or not has_row_digest(manifests, row):
             continue
-        encoded = EncodedManifest.from_manifest(Manifest.parse(row["manifest"]).thin())
-        changed = with_row_digest(manifests, {**row, "manifest": encoded.text})
+        thinned = Manifest.parse(row["manifest"]).thin()
+        text = thinned.canonical_json()
+        changed = with_row_digest(manifests, {**row, "manifest": text})
         is_row = (column == row[column.name] for column in manifests.primary_key)
-        values = {"manifest": encoded.text, ROW_DIGEST: changed[ROW_DIGEST]}
+        values = {"manifest": text, ROW_DIGEST: changed[ROW_DIGEST]}
         connection.execute(update(manifests).where(*is_row).values(values))
         own_blobs = reply.blob_digests() if reply.purged_at is None else set[str]()
-        released |= _delete_uses(connection, tenant, reply, encoded.blobs | own_blobs)
+        released |= _delete_uses(connection, tenant, reply, thinned.blob_digests | own_blobs)
         count += 1
         yield_to_event_loop(connection)
     delete_unused_blobs(connection, tenant, released)

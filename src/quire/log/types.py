@@ -9,7 +9,6 @@ from quire.db.dialects import sanitize_text
 from quire.db.store_part import EntriesOffloaded
 from quire.model import BranchState, ChainHead, Draft, Entry, Manifest, Span
 from quire.model.base import FrozenModel
-from quire.model.manifest import EncodedManifest
 from quire.rows.boilerplate import AGENTS
 from quire.rows.branches import MAIN_BRANCH as MAIN_BRANCH
 from quire.rows.branches import BranchRange, find_fork_seq, split_ranges
@@ -168,7 +167,7 @@ class ReplyRecord(NamedTuple):
 
     drafts: tuple[Draft, ...]
     """New messages. The last one is the reply."""
-    build_manifest: Callable[[Sequence[Entry]], Manifest | EncodedManifest]
+    build_manifest: Callable[[Sequence[Entry]], Manifest]
     """Called with the stored entries, which have their numbers."""
     blobs: tuple["Blob", ...] = ()
     """Texts in the request that are not entries of the log."""

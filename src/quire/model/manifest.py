@@ -4,7 +4,7 @@ Contiguous messages with the same decision share one row. The included rows suff
 replay the request.
 """
 
-from typing import Literal, NamedTuple, Self
+from typing import Literal
 
 from quire.model.base import FrozenModel
 from quire.model.entry_bodies import Span
@@ -208,6 +208,14 @@ class Manifest(FrozenModel):
         return select_decisions(self.decisions, included=True)
 
     @property
+    def blob_digests(self) -> set[str]:
+        """Digests of the blobs that it includes."""
+        blobs = {decision.blob for decision in self.included if decision.blob is not None}
+        if self.forwarded is not None and self.forwarded.request_blob is not None:
+            blobs.add(self.forwarded.request_blob)
+        return blobs
+
+    @property
     def document_tokens(self) -> int:
         """Tokens of documents that were added to messages. Without them, the messages count as written."""
         return sum_document_tokens(self.included)
@@ -215,18 +223,3 @@ class Manifest(FrozenModel):
     @property
     def excluded(self) -> tuple[Decision, ...]:
         return select_decisions(self.decisions, included=False)
-
-
-class EncodedManifest(NamedTuple):
-    """A manifest as its canonical JSON."""
-
-    text: str
-    blobs: frozenset[str]
-    """Digests of the blobs that it includes."""
-
-    @classmethod
-    def from_manifest(cls, manifest: Manifest) -> Self:
-        blobs = {decision.blob for decision in manifest.included if decision.blob is not None}
-        if manifest.forwarded is not None and manifest.forwarded.request_blob is not None:
-            blobs.add(manifest.forwarded.request_blob)
-        return cls(manifest.canonical_json(), frozenset(blobs))

@@ -19,14 +19,12 @@ from quire.log import Blob
 from quire.model import Decision, Message, ToolDefinition
 from quire.model.agents import Agent, AgentMemory, AgentTool
 from quire.model.base import lazy_property
-from quire.model.policy import Policy, Slot, WireFormatName
+from quire.model.policy import WireFormatName
 from quire.proxy.recognition import HistoryMatch
 from quire.proxy.rendered_history import RenderedHistories, RenderedHistory
 from quire.settings import Settings
 from quire.view.budget import Budget, Calibration, allocate_budget
-from quire.view.decisions import sum_tokens_by_slot
 from quire.view.inputs import hash_text
-from quire.view.manifest_template import ManifestTemplate
 from quire.view.rendered import MessageCounter, RenderedMessage, drop_unsupported_parts
 from quire.view.strategies import get_strategy
 from quire.wire import WireMessage
@@ -71,10 +69,6 @@ class Envelope:
     """Whether a replay from the log reproduces instructions and tools as they were forwarded."""
     dropped: tuple[str, ...] = ()
     """Names of what has no place in Quire's messages and tools, or in the upstream's format."""
-    templates: dict[Any, tuple[Policy, ManifestTemplate]] = field(
-        default_factory=dict[Any, tuple[Policy, ManifestTemplate]], compare=False
-    )
-    """The templates of manifests of requests with this envelope, each with its policy, by their form."""
     engines: dict[Any, Engine] = field(default_factory=dict[Any, Engine], compare=False)
     """The engines that prepared requests with this envelope, by variant and charged key."""
 
@@ -98,15 +92,6 @@ class Envelope:
         """Tokens of the instructions and tools."""
         wire_format, counter = self.message_counter.wire_format, self.message_counter.token_counter
         return self._system_tokens + wire_format.count_tools(self._rendered_tools, counter)
-
-    @lazy_property
-    def blob_digests(self) -> frozenset[str]:
-        return frozenset(each.blob for each in self.decisions if each.blob is not None)
-
-    @lazy_property
-    def slot_tokens(self) -> dict[Slot, int]:
-        """Tokens of its decisions by slot."""
-        return dict(sum_tokens_by_slot(self.decisions, total_tokens=sum(each.tokens for each in self.decisions)))
 
     @property
     def other_tokens(self) -> int:

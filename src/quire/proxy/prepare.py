@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from pydantic_core import to_json
 
@@ -22,7 +22,7 @@ from quire.errors import ContextOverflow, ConversationExists, InvalidRequest, St
 from quire.log import Blob, Branch, ConversationOrigin, ConversationRecord
 from quire.model import CHAIN_ROOT, Decision, Entry, ForwardedRequest, Message, Span, iter_paths, next_path
 from quire.model.ids import new_id, now
-from quire.model.manifest import FITTED_FORMS, EncodedManifest, ForwardedForm
+from quire.model.manifest import FITTED_FORMS, ForwardedForm
 from quire.proxy.edited_requests import EditedRequest, apply_edits
 from quire.proxy.engine_variants import EngineVariant, RecognizedRequest, render_client_message
 from quire.proxy.recognition import HistoryMatch, digest_keys
@@ -30,15 +30,10 @@ from quire.proxy.rendered_history import RenderedHistory
 from quire.proxy.replay_rendering import render_from_log
 from quire.proxy.translation import add_unrecorded_messages, encode_translated, list_dropped
 from quire.view.assembly import Assembly
-from quire.view.budget import measure_slots
-from quire.view.decisions import set_pending_span
 from quire.view.layout import RenderedRequest
-from quire.view.manifest_template import ManifestTemplate, ManifestValues, MessageRow
 from quire.wire.client_messages import ClientMessage, ParsedMessage, compute_client_paths, normalize_message
 from quire.wire.codec import ClientRequest, Codec, parse_body
 
-MAX_ENVELOPE_TEMPLATES = 100
-"""Templates of manifests that are cached with one envelope: the forms that its requests have."""
 APPEND_BATCH_MESSAGES = 500
 """Messages that are appended in one transaction. Each one takes time on the event loop."""
 
@@ -60,101 +55,29 @@ class ClientAssembly(Assembly):
 
     def build_decisions(self) -> tuple[Decision, ...]:
         """The decisions of the envelope, and the ones for the stored and the new messages."""
-        rows = [
-            Decision(
-                slot=row.slot,
-                kind="message",
-                included=True,
-                reason="newest" if row.pending else "recent",
-                tokens=row.tokens,
-                span=Span(first=row.span[0], last=row.span[1]) if row.span is not None else None,
-                pending=row.pending or None,
-            )
-            for row in self._list_rows()
-        ]
-        return (*self.recognized.envelope.decisions, *self.recognized.edit_decisions, *rows)
-
-    def _list_rows(self) -> "list[_ListRow]":
-        """Tool results share a row with the stored call that they answer."""
         recognized, span = self.recognized, self.recognized.match.entry_range
         stored, new = recognized.stored_tokens, recognized.new_tokens
-        if span is not None and recognized.answers_stored_call:
-            return [_ListRow("newest", stored + new, span, pending=True)]
-        rows = [_ListRow("messages", stored, span, pending=False)] if span is not None else []
-        if recognized.new_messages:
-            rows.append(_ListRow("newest", new, None, pending=True))
-        return rows
-
-    def encode_manifest(self, pending: Span | None, reply_tokens: int) -> EncodedManifest | None:
-        """Encodes the manifest by a template, which the first request of its form makes."""
-        recognized, forwarded = self.recognized, self.forwarded
-        if forwarded is None or forwarded.provider_edits or self.provider_decisions or recognized.edit_decisions:
-            return None
-        envelope, rendered, rows = recognized.envelope, self.rendered, self._list_rows()
-        used = dict(envelope.slot_tokens)
-        for row in rows:
-            used[row.slot] = used.get(row.slot, 0) + row.tokens
-        used["newest"] = used.get("newest", 0) + rendered.tokens - sum(used.values())
-        slots = measure_slots(self.budget, used)
-        list_tokens = forwarded.client_list_tokens
-        spans = [_number_row(row, pending) for row in rows]
-        values = ManifestValues(
-            conversation=self.conversation,
-            branch=self.branch,
-            head=self.head,
-            ratio=self.ratio,
-            slots=slots,
-            total_tokens=rendered.tokens,
-            full_history_tokens=self.full_history_tokens,
-            max_input_tokens=self.budget.max_input_tokens,
-            trigger_tokens=self.budget.trigger_tokens,
-            rows=tuple([MessageRow(row.tokens, first, last) for row, (first, last) in zip(rows, spans, strict=True)]),
-            stable_messages=rendered.stable_messages,
-            digest=rendered.digest,
-            body_digest=forwarded.digest,
-            client_list_tokens=None if list_tokens is None else list_tokens + reply_tokens,
-            unrecorded_messages=forwarded.unrecorded_messages,
-            compaction=forwarded.compaction,
-            request_blob=forwarded.request_blob,
-        )
-        # All else that the manifest has.
-        form = (
-            self.message_counter.name,
-            tuple([slot_budget < tokens for slot_budget, tokens in slots]),
-            tuple([(row.slot, first is None) for row, (first, _) in zip(rows, spans, strict=True)]),
-            (forwarded.form, forwarded.replayable, forwarded.dropped),
-            tuple([each is None for each in values[-4:]]),
-        )
-        policy, template = envelope.templates.get(form, (None, None))
-        if template is None or policy != self.policy:
-            if len(envelope.templates) >= MAX_ENVELOPE_TEMPLATES:
-                envelope.templates.clear()
-            manifest = self.manifest
-            if pending is not None:
-                manifest = manifest.model_copy(update={"decisions": set_pending_span(manifest.decisions, pending)})
-            try:
-                template = ManifestTemplate(manifest, len(rows))
-            except ValueError:
-                # A name in it looks like a marker.
-                return None
-            envelope.templates[form] = self.policy, template
-        return EncodedManifest(template.encode(values), envelope.blob_digests | {*filter(None, [values.request_blob])})
+        rows: list[Decision] = []
+        if span is not None:
+            # Tool results share a row with the stored call that they answer.
+            joins = recognized.answers_stored_call
+            rows.append(_build_row(stored + (new if joins else 0), Span(first=span[0], last=span[1]), pending=joins))
+        if recognized.new_messages and not (span is not None and recognized.answers_stored_call):
+            rows.append(_build_row(new, None, pending=True))
+        return (*recognized.envelope.decisions, *recognized.edit_decisions, *rows)
 
 
-class _ListRow(NamedTuple):
+def _build_row(tokens: int, span: Span | None, *, pending: bool) -> Decision:
     """A decision about messages of a client's list."""
-
-    slot: Literal["messages", "newest"]
-    tokens: int
-    span: tuple[int, int] | None
-    pending: bool
-
-
-def _number_row(row: _ListRow, pending: Span | None) -> tuple[int, int] | tuple[None, None]:
-    """First and last message of a row, of which pending ones have got numbers."""
-    if row.pending and pending is not None:
-        return row.span[0] if row.span is not None else pending.first, pending.last
-    return row.span if row.span is not None else (None, None)
+    return Decision(
+        slot="newest" if pending else "messages",
+        kind="message",
+        included=True,
+        reason="newest" if pending else "recent",
+        tokens=tokens,
+        span=span,
+        pending=pending or None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Self
 from quire.errors import ContextOverflow, InvalidRequest
 from quire.model import Compaction, Entry, Span, Truncation
 from quire.model.base import lazy_property
-from quire.model.manifest import Decision, EncodedManifest, ForwardedRequest, Manifest
+from quire.model.manifest import Decision, ForwardedRequest, Manifest
 from quire.model.policy import Policy
 from quire.view.batches import count_messages, list_seqs, sum_tokens
 from quire.view.budget import Budget, Calibration, allocate_budget, build_slot_usage
@@ -80,11 +80,6 @@ class Assembly(ABC):
         )
         vars(changed)["rendered"] = self.rendered
         return changed
-
-    def encode_manifest(self, pending: Span | None, reply_tokens: int) -> EncodedManifest | None:
-        """The JSON of the manifest as it is stored with a reply, if it can be made without the objects; `pending` are
-        the numbers that the pending messages got."""
-        return None
 
     @lazy_property
     def manifest(self) -> Manifest:

@@ -66,25 +66,15 @@ def allocate_budget(policy: Policy, default_shares: Mapping[Slot, float], *, rat
     )
 
 
-def measure_slots(budget: Budget, used_tokens: Mapping[Slot, int]) -> tuple[tuple[int, int], ...]:
+def build_slot_usage(budget: Budget, used_tokens: Mapping[Slot, int]) -> tuple[SlotUsage, ...]:
     """Budget and used tokens of each slot. The budget of messages is what the other slots do not use."""
     others = sum(tokens for slot, tokens in used_tokens.items() if slot != "messages")
-    return tuple(
-        [
-            (
-                max(0, budget.max_input_tokens - others) if slot == "messages" else budget.limit_for(slot),
-                used_tokens.get(slot, 0),
-            )
-            for slot in SLOTS
-        ]
-    )
-
-
-def build_slot_usage(budget: Budget, used_tokens: Mapping[Slot, int]) -> tuple[SlotUsage, ...]:
-    return tuple(
-        SlotUsage(slot=slot, budget=slot_budget, used=used, overflows=True if used > slot_budget else None)
-        for slot, (slot_budget, used) in zip(SLOTS, measure_slots(budget, used_tokens), strict=True)
-    )
+    rows: list[SlotUsage] = []
+    for slot in SLOTS:
+        used = used_tokens.get(slot, 0)
+        available = max(0, budget.max_input_tokens - others) if slot == "messages" else budget.limit_for(slot)
+        rows.append(SlotUsage(slot=slot, budget=available, used=used, overflows=True if used > available else None))
+    return tuple(rows)
 
 
 UsageStatus = Literal["ok", "near", "over"]
