@@ -1,6 +1,8 @@
 """A stand-in for an agent program: reports its arguments and environment, calls the gateway once, and exits.
 
-It reads the gateway's address and key from where the program whose name it has would read them.
+With `--wait` it waits for Ctrl-C. With `FAKE_AGENT_FOLDER` it calls the gateway once more for each file `call-N` that
+appears there, writes the status to `answer-N`, and ends with the file `end`; like real agents, it retries what is
+answered 503. It reads the gateway's address and key from where the program whose name it has would read them.
 """
 
 import json
@@ -65,7 +67,21 @@ def main() -> None:
             time.sleep(60)
         except KeyboardInterrupt:
             sys.exit(7)
+    if "FAKE_AGENT_FOLDER" in os.environ:
+        follow_calls(Path(os.environ["FAKE_AGENT_FOLDER"]), report["url"], headers)
     sys.exit(int(os.environ.get("FAKE_AGENT_EXIT", "0")))
+
+
+def follow_calls(folder: Path, url: str, headers: dict[str, str]) -> None:
+    number = 1
+    while not (folder / "end").exists():
+        if (folder / f"call-{number}").exists():
+            while (status := call_gateway(url, headers)) == 503:
+                time.sleep(0.2)
+            (folder / f"answer-{number}.new").write_text(str(status))
+            (folder / f"answer-{number}.new").rename(folder / f"answer-{number}")
+            number += 1
+        time.sleep(0.02)
 
 
 main()

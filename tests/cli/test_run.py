@@ -10,8 +10,8 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -39,6 +39,7 @@ from quire.cli.paths import get_servers_folder
 from quire.cli.server_setup import ServeOptions
 from quire.cli.service_client import MAX_SOCKET_PATH_BYTES, UserSocket, ask_service, connect_service, get_socket_path
 from quire.errors import InvalidConfiguration
+from quire.model import Message
 from quire.settings import Settings
 from quire.settings.schema import Upstream, upstream_for
 from quire.store import SqlStore
@@ -126,6 +127,11 @@ class RunHome:
             time.sleep(0.05)
         return path
 
+    def read_served_requests(self) -> list[dict[str, Any]]:
+        """What `quire serve` has logged of its requests."""
+        lines = [line for line in (self.folder / "serve.log").read_text().splitlines() if line.startswith("{")]
+        return [each for each in map(json.loads, lines) if each["event"] == "request"]
+
     def read_report(self) -> dict[str, Any]:
         return json.loads((self.folder / "report.json").read_text())
 
@@ -133,6 +139,13 @@ class RunHome:
         """Returns the name of each key, and whether it is revoked."""
         async with SqlStore.open(self.database_url) as store:
             return [(key.name, key.revoked_at is not None) for key in await store.keys.list(limit=10)]
+
+    async def count_replies(self) -> int:
+        """Replies in all conversations."""
+        async with SqlStore.open(self.database_url) as store:
+            records = await store.list_conversations(limit=10)
+            entries = [entry for each in records for entry in await store.read_range(each.id)]
+        return sum(isinstance(each.body, Message) and each.body.role == "assistant" for each in entries)
 
     async def count_conversations(self) -> int:
         async with SqlStore.open(self.database_url) as store:
@@ -156,14 +169,15 @@ def run_home(tmp_path: Path) -> Iterator[RunHome]:
 
 @contextmanager
 def run_serve(home: RunHome) -> Iterator["subprocess.Popen[str]"]:
-    process = subprocess.Popen(
-        [PROGRAM, "serve", "--port", "0", "--log-format", "json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=home.folder,
-        env=home.build_environment(),
-    )
+    with (home.folder / "serve.log").open("a") as log:
+        process = subprocess.Popen(
+            [PROGRAM, "serve", "--port", "0", "--log-format", "json"],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=home.folder,
+            env=home.build_environment(),
+        )
     try:
         yield process
     finally:
@@ -210,7 +224,6 @@ async def test_a_running_server_is_used_whatever_its_settings(run_home: RunHome,
         socket_path = run_home.find_socket()
         assert not socket_path.stat().st_mode & 0o077
         assert stat.S_IMODE(socket_path.parent.stat().st_mode) == 0o700
-        server = address.partition("/?token=")[0]
         # The same settings, another model, another database, and an upstream of the environment.
         for words, variables in (
             ((), {}),
@@ -220,11 +233,11 @@ async def test_a_running_server_is_used_whatever_its_settings(run_home: RunHome,
         ):
             used = run_home.run(*words, "claude", **variables)
             assert used.returncode == 0, used.stderr
-            assert run_home.read_report()["url"].startswith(f"{server}/run/")
             assert address.partition("token=")[2] not in used.stderr
             assert "quire serve --open" in used.stderr or "no reply" in used.stderr
         quiet = run_home.run("--quiet", "claude", FAKE_AGENT_EXIT="3")
         assert (quiet.returncode, quiet.stdout, quiet.stderr) == (3, "", "")
+    assert len(run_home.read_served_requests()) == 5
     assert [body["model"] for _, body in run_home.requests][:2] == ["any-model", "other"]
     assert not socket_path.exists()
     assert run_home.list_server_files() == []
@@ -236,12 +249,11 @@ async def test_a_running_server_is_used_whatever_its_settings(run_home: RunHome,
 @pytest.mark.slow
 def test_a_run_waits_for_a_server_that_starts(run_home: RunHome):
     """The address is printed when the server is about to answer; the socket is there long before."""
-    with run_serve(run_home) as process:
+    with run_serve(run_home):
         run_home.find_socket()
         used = run_home.run("claude")
-        address = process.stdout.readline() if process.stdout is not None else ""
     assert used.returncode == 0, used.stderr
-    assert run_home.read_report()["url"].startswith(f"{address.partition('/?token=')[0]}/run/")
+    assert len(run_home.read_served_requests()) == 1
 
 
 @pytest.mark.slow
@@ -260,6 +272,42 @@ def test_a_run_that_is_killed_leaves_no_valid_key_on_the_server(run_home: RunHom
         while asyncio.run(run_home.load_keys()) != [("quire run claude", True)]:
             assert time.monotonic() < deadline
             time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_service", [False, True], ids=["own-server", "service"])
+def test_an_agent_outlives_its_server(run_home: RunHome, *, has_service: bool):
+    """A server that is killed is replaced, by its own next start or by one of the run; the agent keeps its address."""
+    folder = run_home.folder / "calls"
+    folder.mkdir()
+    with ExitStack() as stack:
+        service = stack.enter_context(run_serve(run_home)) if has_service else None
+        if has_service:
+            run_home.find_socket()
+        process = subprocess.Popen(
+            [PROGRAM, "run", "claude"],
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=run_home.folder,
+            env=run_home.build_environment(FAKE_AGENT_FOLDER=str(folder)),
+        )
+        children = wait_for_report(run_home, process)
+        for number in range(1, 4):
+            servers = [pid for pid in children if b"run_host" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            for pid in [service.pid] if service is not None and number == 1 else servers:
+                os.kill(pid, signal.SIGKILL)
+            (folder / f"call-{number}").touch()
+            answer = folder / f"answer-{number}"
+            wait_until(answer.exists)
+            assert answer.read_text() == "200"
+            children = find_children(process.pid)
+        (folder / "end").touch()
+        _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 0, errors
+    assert "“Hello from the agent”" in errors
+    assert len(run_home.requests) == 4
+    assert asyncio.run(run_home.count_replies()) == 4
+    assert asyncio.run(run_home.load_keys()) == [("quire run claude", True)]
 
 
 @pytest.mark.slow
@@ -367,6 +415,13 @@ def test_the_server_ends_with_a_run_that_is_killed(run_home: RunHome):
     process.wait()
     os.kill(agent, signal.SIGKILL)
     wait_for_exit(children)
+
+
+def wait_until(is_reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not is_reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def wait_for_report(home: RunHome, process: "subprocess.Popen[Any]") -> list[int]:

@@ -3,6 +3,7 @@
 A run sends its folder and environment over the socket of `quire.cli.service_client`. The server loads the settings that
 apply there, and serves the run under a separate path: with a separate application where it has other settings than the
 server, so that every run finds the server whatever its settings. The run ends when it says so, or with its connection.
+If the server ends before, the run registers with the next one, under the same path and with the same key.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import sys
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -143,15 +144,29 @@ def describe_problems(settings: "Settings", program: AgentProgram, routes: Seque
             return
 
 
+@dataclass(frozen=True, slots=True)
+class HostedRun:
+    """A run that the server serves now."""
+
+    app: "FastAPI"
+    send: SendMessage
+    conversations: dict[str, None]
+    """Its conversations, in the order of their last requests. The run keeps them for the next server."""
+    requests: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+
+    def note_conversation(self, name: str) -> None:
+        if next(reversed(self.conversations), None) != name:
+            self.conversations.pop(name, None)
+            self.conversations[name] = None
+            self.send({"conversation": name})
+
+
 class RunHost:
     """ASGI application in front of the server's own: it serves each run under its own path."""
 
     def __init__(self, app: "FastAPI", options: ServeOptions, url: str) -> None:
         self._app, self._options, self._url = app, options, url
-        self._apps: dict[str, FastAPI] = {}
-        self._requests: dict[str, set[asyncio.Task[Any]]] = {}
-        self._conversations: dict[str, dict[str, None]] = {}
-        """Conversations of each run, in the order of their last requests."""
+        self._runs: dict[str, HostedRun] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app: ASGIApp = self._app
@@ -160,32 +175,28 @@ class RunHost:
             await app(scope, receive, send)
             return
         run_id, _, rest = path.removeprefix(RUN_PREFIX).partition("/")
-        hosted = self._apps.get(run_id)
-        if hosted is None:
+        run = self._runs.get(run_id)
+        if run is None:
             await PlainTextResponse("This run has ended.", status_code=404)(scope, receive, send)
             return
         from quire.server.gateway.upstream import decode_conversation_header
 
         task = asyncio.current_task()
         assert task is not None
-        requests = self._requests[run_id]
-        requests.add(task)
-        conversations = self._conversations[run_id]
+        run.requests.add(task)
 
         async def observe_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 name = Headers(raw=message["headers"]).get("x-quire-conversation")
                 if name is not None:
-                    conversation = decode_conversation_header(name)
-                    conversations.pop(conversation, None)
-                    conversations[conversation] = None
+                    run.note_conversation(decode_conversation_header(name))
             await send(message)
 
         try:
             raw = scope.get("raw_path", path.encode())[len(RUN_PREFIX) + len(run_id) :]
-            await hosted({**scope, "path": f"/{rest}", "raw_path": raw or b"/"}, receive, observe_send)
+            await run.app({**scope, "path": f"/{rest}", "raw_path": raw or b"/"}, receive, observe_send)
         finally:
-            requests.discard(task)
+            run.requests.discard(task)
 
     async def serve_messages(self, reader: StreamReader, send: SendMessage) -> None:
         """Answers the messages of one connection."""
@@ -217,7 +228,8 @@ class RunHost:
                 pass
 
     async def _serve_launch(self, message: Mapping[str, Any], reader: StreamReader, send: SendMessage) -> None:
-        if message.get("version") != __version__:
+        # A run that registers again may be of the version before an upgrade.
+        if "run" not in message and message.get("version") != __version__:
             send({"other_version": __version__})
             return
         notes: list[str] | None = None
@@ -226,49 +238,64 @@ class RunHost:
             if plan is None:
                 send({"needs_confirmation": True})
                 return
-            settings, program = plan.options.settings, plan.program
-            problems = await asyncio.to_thread(lambda: [*describe_problems(settings, program, plan.routes)])
-            async with self._open_run(plan) as (run_id, state):
-                started_at = now()
-                async with _create_key(state, plan.name) as secret:
-                    named = [name for name in settings.upstreams if not set("*?[") & set(name)]
-                    gateway = Gateway(
-                        url=f"{self._url}{RUN_PREFIX}{run_id}",
-                        key=secret,
-                        passes_credentials=any(each.credentials == "client" for each in settings.upstreams.values()),
-                        models=tuple(dict.fromkeys([settings.model, *named])),
-                        answering_model=find_answering_model(settings, program),
-                    )
-                    launch = program.connect(gateway, plan.environ)
-                    environ = launch.build_environment(plan.environ)
-                    lines = [sanitize(each) for each in problems]
-                    send({"options": list(launch.options), "environ": environ, "notes": lines})
+            started_at: int = message.get("since") or now()
+            async with self._open_run(plan, message, send) as (run_id, run):
+                state: ServerState = run.app.state.server_state
+                async with _hold_key(state, plan.name, message.get("key")) as secret:
+                    answer = {"run": run_id, "key": secret, "since": started_at, "port": self._port}
+                    if "run" not in message:
+                        answer |= await self._prepare_launch(plan, run_id, secret, message["proxy_port"])
+                    send(answer)
                     is_finished = await _read_message(reader) is not None
                     # A reply may be recorded after the program has read it.
-                    if requests := self._requests[run_id]:
-                        await asyncio.wait(requests, timeout=GRACE_SECONDS)
+                    if run.requests:
+                        await asyncio.wait(run.requests, timeout=GRACE_SECONDS)
                 if is_finished:
-                    result = await _describe_result(state, settings, [*self._conversations[run_id]], since=started_at)
+                    result = await _describe_result(
+                        state, plan.options.settings, [*run.conversations], since=started_at
+                    )
                     notes = [sanitize(each) for each in result]
         except QuireError as error:
             send({"error": sanitize(str(error)), "exit_code": to_exit_code(error), "notes": []})
         if notes is not None:
             send({"notes": notes})
 
+    @property
+    def _port(self) -> int:
+        return int(self._url.rpartition(":")[2])
+
+    async def _prepare_launch(self, plan: RunPlan, run_id: str, secret: str, proxy_port: int) -> dict[str, Any]:
+        """What the program is started with: its requests go to the run's own port, which passes them on."""
+        settings, program = plan.options.settings, plan.program
+        problems = await asyncio.to_thread(lambda: [*describe_problems(settings, program, plan.routes)])
+        named = [name for name in settings.upstreams if not set("*?[") & set(name)]
+        gateway = Gateway(
+            url=f"http://127.0.0.1:{proxy_port}{RUN_PREFIX}{run_id}",
+            key=secret,
+            passes_credentials=any(each.credentials == "client" for each in settings.upstreams.values()),
+            models=tuple(dict.fromkeys([settings.model, *named])),
+            answering_model=find_answering_model(settings, program),
+        )
+        launch = program.connect(gateway, plan.environ)
+        environ = launch.build_environment(plan.environ)
+        return {"options": list(launch.options), "environ": environ, "notes": [sanitize(each) for each in problems]}
+
     @asynccontextmanager
-    async def _open_run(self, plan: RunPlan) -> "AsyncGenerator[tuple[str, ServerState]]":
+    async def _open_run(
+        self, plan: RunPlan, message: Mapping[str, Any], send: SendMessage
+    ) -> AsyncGenerator[tuple[str, HostedRun]]:
         """Serves a run while the context is open: by the server's own application, if it has the same settings."""
-        run_id = new_id()
+        run_id: str = message.get("run") or new_id()
         async with (
             _borrow(self._app)
             if plan.options.configuration == self._options.configuration
             else open_app(plan.options, streams=self._app.state.streams)
         ) as app:
-            self._apps[run_id], self._requests[run_id], self._conversations[run_id] = app, set(), {}
+            run = self._runs[run_id] = HostedRun(app, send, dict.fromkeys(message.get("conversations", ())))
             try:
-                yield run_id, app.state.server_state
+                yield run_id, run
             finally:
-                del self._apps[run_id], self._requests[run_id], self._conversations[run_id]
+                del self._runs[run_id]
 
 
 @asynccontextmanager
@@ -277,16 +304,25 @@ async def _borrow(app: "FastAPI") -> "AsyncGenerator[FastAPI]":
 
 
 @asynccontextmanager
-async def _create_key(state: "ServerState", name: str) -> AsyncGenerator[str]:
-    """Creates an API key for the run, and revokes it at the end."""
+async def _hold_key(state: "ServerState", name: str, secret: str | None) -> AsyncGenerator[str]:
+    """An API key for the run: a new one, or the one that it has from another server. It is revoked with the run."""
     keys = state.store.keys
-    key, secret = await keys.create(
-        f"{RUN_KEY_PREFIX}{name}"[:200], ["chat"], expires_at=now() + KEY_DAYS * 86_400_000_000
-    )
+    if secret is None:
+        key, secret = await keys.create(
+            f"{RUN_KEY_PREFIX}{name}"[:200], ["chat"], expires_at=now() + KEY_DAYS * 86_400_000_000
+        )
+    elif (key := await keys.verify(secret)) is None:
+        raise InvalidConfiguration("the key of this run is not in the database that the settings name now.")
+    is_stopped = False
     try:
         yield secret
+    except asyncio.CancelledError:
+        # The server stops, not the run: it goes on with the key at the next server.
+        is_stopped = True
+        raise
     finally:
-        await keys.revoke(key.id)
+        if not is_stopped:
+            await keys.revoke(key.id)
 
 
 async def _describe_result(

@@ -34,27 +34,51 @@ class Connection:
 
     def ask(self, message: "dict[str, Any]") -> "dict[str, Any] | None":
         """Sends a message and waits for the answer; None if the server is gone."""
+        self.send(message)
+        return self.receive()
+
+    def send(self, message: "dict[str, Any]") -> None:
+        """Sends a message. That the server is gone is seen when its answer is read."""
         import json
 
-        answer = self.exchange(json.dumps(message).encode())
-        return json.loads(answer) if answer else None
+        self._send_line(json.dumps(message).encode())
+
+    def receive(self) -> "dict[str, Any] | None":
+        """Waits for the next message; None if the server is gone."""
+        import json
+
+        line = self._receive_line()
+        return json.loads(line) if line else None
 
     def exchange(self, line: bytes) -> bytes:
         """Sends a line and waits for the answer's; empty if the server is gone."""
+        self._send_line(line)
+        return self._receive_line()
+
+    def _send_line(self, line: bytes) -> None:
         try:
             self._writer.write(line + b"\n")
             self._writer.flush()
-            answer = self._reader.readline(MAX_MESSAGE_BYTES)
         except OSError:
+            pass
+
+    def _receive_line(self) -> bytes:
+        try:
+            line = self._reader.readline(MAX_MESSAGE_BYTES)
+        except (OSError, ValueError):  # `close` was called meanwhile
             return b""
-        return answer.rstrip(b"\n") if answer.endswith(b"\n") else b""
+        return line.rstrip(b"\n") if line.endswith(b"\n") else b""
+
+    def end(self) -> None:
+        """Says that nothing follows. Another thread may still read."""
+        try:  # noqa: SIM105 (`contextlib` takes long to import)
+            self._writer.close()
+        except OSError:
+            pass
 
     def close(self) -> None:
-        for stream in (self._writer, self._reader):
-            try:  # noqa: SIM105 (`contextlib` takes long to import)
-                stream.close()
-            except OSError:
-                pass
+        self.end()
+        self._reader.close()
 
 
 def get_socket_path() -> str:
