@@ -47,6 +47,7 @@ class UserHome:
     def make_environment(self, **variables: str) -> dict[str, str]:
         agents = [str(path.parent) for path in (find_claude(), find_codex()) if path is not None]
         return {
+            **{name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},
             "HOME": str(self.folder),
             "PATH": ":".join([*agents, os.environ["PATH"]]),
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",

@@ -317,7 +317,7 @@ async def _hold_key(state: "ServerState", name: str, secret: str | None) -> Asyn
     try:
         yield secret
     except asyncio.CancelledError:
-        # The server stops, not the run: it goes on with the key at the next server.
+        # The server stops, not the run: the next server gets the run with this key.
         is_stopped = True
         raise
     finally:
