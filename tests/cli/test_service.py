@@ -14,7 +14,15 @@ from pathlib import Path
 
 import pytest
 from documented_commands import ROOT, SHELL_BLOCK
-from test_run import PROGRAM, TIMEOUT_SECONDS, RunHome, run_home, start_serve  # noqa: F401 (a fixture)
+from test_run import (
+    PROGRAM,
+    TIMEOUT_SECONDS,
+    RunHome,
+    run_home,  # noqa: F401 (a fixture)
+    start_serve,
+    wait_for_report,
+    wait_until,
+)
 
 from quire.cli.service import PASSED_VARIABLES, format_agent, format_task, format_unit
 from quire.cli.session_status import format_status_line
@@ -174,6 +182,36 @@ async def test_the_status_line_of_a_session(run_home: RunHome):  # noqa: F811 (t
         for hostile in ("{}", "", "[]", '{"context_window": 3, "session_id": {}}'):
             assert print_line(hostile) == "session not recorded · today $0.00\n"
         assert print_line("not JSON") == f"{NOT_RUNNING}\n"
+
+
+@pytest.mark.slow
+def test_a_runs_own_server_answers_the_status_line_and_serves_later_runs(run_home: RunHome):  # noqa: F811 (the fixture)
+    folder = run_home.folder / "calls"
+    folder.mkdir()
+    environ = run_home.build_environment(FAKE_AGENT_FOLDER=str(folder))
+    first = subprocess.Popen([PROGRAM, "run", "claude"], stderr=subprocess.PIPE, text=True, env=environ)
+    wait_for_report(run_home, first)
+    line = subprocess.run(
+        [PROGRAM, "statusline"], input="{}", capture_output=True, text=True, check=True, env=environ
+    ).stdout
+    assert line == "session not recorded · today $0.00\n"
+    (run_home.folder / "report.json").unlink()
+    second = subprocess.Popen([PROGRAM, "run", "claude"], stderr=subprocess.PIPE, text=True, env=environ)
+    children = wait_for_report(run_home, second)
+    assert not [pid for pid in children if b"run_host" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    first.terminate()
+    first.communicate(timeout=TIMEOUT_SECONDS)
+    # A server that stays takes over the socket; the run keeps the one that it has.
+    with start_serve(run_home):
+        (folder / "call-1").touch()
+        wait_until((folder / "answer-1").exists)
+        (folder / "end").touch()
+        _, errors = second.communicate(timeout=TIMEOUT_SECONDS)
+        assert run_home.read_served_requests() == []
+        status = subprocess.run([PROGRAM, "service", "status"], capture_output=True, text=True, check=True, env=environ)
+        assert status.stdout.startswith("Quire ")
+    assert (folder / "answer-1").read_text() == "200"
+    assert "“Hello from the agent”" in errors
 
 
 async def test_a_session_has_the_cost_and_the_compactions_of_its_conversations(store: SqlStore):

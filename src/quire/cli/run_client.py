@@ -111,6 +111,8 @@ class RunLink:
         self._process: subprocess.Popen[bytes] | None = None
         self._conversations: dict[str, None] = {}
         self._is_ending = False
+        self._serves_others = False
+        """Whether the server that this run started has runs that began later."""
         self._notes: list[str] | None = None
         self._ended = Event()
         """Set with the notes, and if the server ends before it has sent them."""
@@ -149,7 +151,7 @@ class RunLink:
         self._is_ending = True
         if self._connection is not None:
             self._connection.end()
-        if self._process is not None:
+        if self._process is not None and not self._serves_others:
             _stop_server(self._process)
 
     def _follow(self) -> None:
@@ -164,7 +166,7 @@ class RunLink:
                 self._leave_server()
                 self._register_again()
             elif "notes" in message:
-                self._notes = message["notes"]
+                self._notes, self._serves_others = message["notes"], message["stays"]
                 self._ended.set()
                 return
             elif name := message.get("conversation"):

@@ -46,6 +46,7 @@ from quire.cli.service_client import HAS_UNIX_SOCKETS, MAX_MESSAGE_BYTES, UserSo
 from quire.cli.workspace_trust import ignore_untrusted, is_trusted, read_project_file
 from quire.errors import ConversationNotFound, InvalidConfiguration, QuireError
 from quire.model.ids import new_id, now
+from quire.model.json_values import is_object
 from quire.server.addresses import bind_socket, server_url, sign_challenge, socket_url
 
 if TYPE_CHECKING:
@@ -167,6 +168,11 @@ class RunHost:
     def __init__(self, app: "FastAPI", options: ServeOptions, url: str) -> None:
         self._app, self._options, self._url = app, options, url
         self._runs: dict[str, HostedRun] = {}
+        self._is_unused = asyncio.Event()
+        """Set while there is no run."""
+        self._is_unused.set()
+        self.leave: Callable[[], None] | None = None
+        """Lets another server have the user's socket; None for a server that stays."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app: ASGIApp = self._app
@@ -209,9 +215,13 @@ class RunHost:
                 assert message is not None
                 from quire.cli.session_status import format_status_line
 
-                state = self._app.state.server_state
+                state = await self._find_state(message["event"])
                 budget = state.settings.daily_budget
                 send(await format_status_line(state.store, message["event"], daily_budget=budget))
+            case "leave":
+                if self.leave is not None:
+                    self.leave()
+                send({"has_left": self.leave is not None})
             case "describe":
                 host, _, port = self._url.removeprefix("http://").rpartition(":")
                 send(
@@ -222,10 +232,20 @@ class RunHost:
                         "database": self._options.database_digest,
                         "version": __version__,
                         "pid": os.getpid(),
+                        "stays": self.leave is None,
                     }
                 )
             case _:
                 pass
+
+    async def _find_state(self, event: object) -> "ServerState":
+        """The application whose database has the session of a status line; else the server's own."""
+        session: object = event.get("session_id") if is_object(event) else None
+        for app in dict.fromkeys([self._app, *(run.app for run in self._runs.values())]):
+            state: ServerState = app.state.server_state
+            if isinstance(session, str) and session and await state.store.list_session(session):
+                return state
+        return self._app.state.server_state
 
     async def _serve_launch(self, message: Mapping[str, Any], reader: StreamReader, send: SendMessage) -> None:
         # A run that registers again may be of the version before an upgrade.
@@ -258,7 +278,7 @@ class RunHost:
         except QuireError as error:
             send({"error": sanitize(str(error)), "exit_code": to_exit_code(error), "notes": []})
         if notes is not None:
-            send({"notes": notes})
+            send({"notes": notes, "stays": bool(self._runs)})
 
     @property
     def _port(self) -> int:
@@ -292,10 +312,17 @@ class RunHost:
             else open_app(plan.options, streams=self._app.state.streams)
         ) as app:
             run = self._runs[run_id] = HostedRun(app, send, dict.fromkeys(message.get("conversations", ())))
+            self._is_unused.clear()
             try:
                 yield run_id, run
             finally:
                 del self._runs[run_id]
+                if not self._runs:
+                    self._is_unused.set()
+
+    async def wait_for_runs(self) -> None:
+        """Returns when the last run has ended."""
+        await self._is_unused.wait()
 
 
 @asynccontextmanager
@@ -401,7 +428,7 @@ async def serve_with_runs(options: ServeOptions, listener: socket.socket, user_s
 
 @asynccontextmanager
 async def listen_for_commands(host: RunHost, user_socket: UserSocket) -> AsyncGenerator[None]:
-    """Answers on the user's socket."""
+    """Answers on the user's socket, until another server takes it over or the context ends."""
     tasks, listener = set[asyncio.Task[Any]](), user_socket.listener
 
     async def handle(reader: StreamReader, writer: StreamWriter) -> None:
@@ -424,6 +451,14 @@ async def listen_for_commands(host: RunHost, user_socket: UserSocket) -> AsyncGe
     if listener is not None:
         start = asyncio.start_unix_server if HAS_UNIX_SOCKETS else asyncio.start_server
         server = await start(handle, sock=listener, limit=MAX_MESSAGE_BYTES)
+
+    def leave() -> None:
+        if server is not None:
+            server.close()
+        user_socket.leave()
+
+    if not user_socket.takes_over:
+        host.leave = leave
     try:
         yield
     finally:
@@ -447,7 +482,11 @@ async def _authenticate(reader: StreamReader, send: SendMessage, token: str) -> 
 
 
 def serve_run() -> None:
-    """Entry point of a server for one run; its messages come from standard input, at whose end it stops."""
+    """Entry point of a server that a run starts. The run's messages come from standard input.
+
+    Where the user has no other server, this one answers the other commands as well, and serves runs that start
+    meanwhile. It stops with the last of them.
+    """
     # As in `quire.cli.main`: collecting garbage among the imported objects would only delay the start.
     gc.disable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -491,19 +530,21 @@ async def _serve_run(send: SendMessage) -> None:
 
     reader.feed_data(line)
     Thread(target=feed, daemon=True).start()
-    with bind_socket("127.0.0.1", 0) as listener:
+    with bind_socket("127.0.0.1", 0) as listener, UserSocket() as user_socket:
         async with open_app(plan.options) as app:
             host = RunHost(app, plan.options, socket_url(listener))
 
             async def serve() -> None:
                 try:
                     await host.serve_messages(reader, send)
+                    await host.wait_for_runs()
                 finally:
                     signal.raise_signal(signal.SIGTERM)
 
             # The agent takes a second to its first request, too.
             loop.run_in_executor(None, preload_modules, plan.options.settings)
             serving = asyncio.ensure_future(serve())
-            await run_server(app, listener, grace_seconds=GRACE_SECONDS, entry=host)
+            async with listen_for_commands(host, user_socket):
+                await run_server(app, listener, grace_seconds=GRACE_SECONDS, entry=host)
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)

@@ -100,7 +100,7 @@ def command(
         log_server_event("waiting for the database", level=logging.WARNING, error_kind=kind, retry_in=pause_seconds)
 
     running = ask_service({"command": "describe"}) if is_local and workers == 1 else None
-    if running is not None and running["database"] == options.database_digest:
+    if running is not None and running["stays"] and running["database"] == options.database_digest:
         if open_:
             webbrowser.open(running["page"])
             print_note(f"Opened the web interface of the server that runs at {running['url']}.")
@@ -109,7 +109,7 @@ def command(
             raise InvalidConfiguration(
                 f"Quire runs at {running['url']} already. Open its web interface with `quire serve --open`."
             )
-    with UserSocket() if is_local and workers == 1 else nullcontext() as user_socket:
+    with UserSocket(takes_over=True) if is_local and workers == 1 else nullcontext() as user_socket:
         # Before the address is printed: an unusable database is reported here, once, and not by every process.
         run_async(wait_for_database(options.database_url, report=report_wait))
         with bind_socket(host, port) as listener:

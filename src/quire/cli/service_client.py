@@ -131,12 +131,17 @@ class UserSocket:
     """The socket at which commands find a server, while the context is open; the file goes with it.
 
     It is bound before the server can answer, so that a command waits for a server that starts. `listener` is None if
-    another server of the user has it, or if the data folder cannot be written: then this one runs without.
+    another server of the user has it, or if the data folder cannot be written: then this one runs without. A server
+    that was started for a run leaves it to one that stays (`takes_over`).
     """
 
     listener: "socket.socket | None" = None
+    _inode = 0
     token = ""
     """What both sides must know where there are no Unix sockets."""
+
+    def __init__(self, *, takes_over: bool = False) -> None:
+        self.takes_over = takes_over
 
     def __enter__(self) -> "UserSocket":
         import json
@@ -145,8 +150,10 @@ class UserSocket:
         self._path = get_socket_path()
         running = connect_service(self._path)
         if running is not None:
+            answer = running.ask({"command": "leave"}) if self.takes_over else None
             running.close()
-            return self
+            if answer is None or not answer.get("has_left"):
+                return self
         umask = os.umask(0o077)
         try:
             os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)  # noqa: PTH103, PTH120
@@ -163,6 +170,7 @@ class UserSocket:
                 service = {"port": self.listener.getsockname()[1], "token": self.token}
                 with open(self._path, "w", encoding="utf-8") as file:  # noqa: PTH123
                     json.dump(service, file)
+            self._inode = os.stat(self._path).st_ino  # noqa: PTH116
             self.listener.listen()
         except OSError:
             self.__exit__()
@@ -171,11 +179,17 @@ class UserSocket:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Lets another server have it."""
         if self.listener is not None:
             self.listener.close()
             self.listener = None
-            try:  # noqa: SIM105 (`contextlib` takes long to import)
-                os.unlink(self._path)  # noqa: PTH108
+            try:
+                # Two servers that start at the same time may both have bound it: the file is the later one's.
+                if os.stat(self._path).st_ino == self._inode:  # noqa: PTH116
+                    os.unlink(self._path)  # noqa: PTH108
             except OSError:
                 pass
 
