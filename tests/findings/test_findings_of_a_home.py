@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import sqlite3
 import time
@@ -184,6 +185,25 @@ def test_an_empty_home_gets_findings_from_quire_alone(agent_home: Path):
     assert "schema_1.sql" in output
     assert "quire service install" in output
     assert "Usage:" in run()
+
+
+def test_the_html_file_is_complete_and_shows_hostile_text_as_text(agent_home: Path):
+    projects = agent_home / ".claude" / "projects"
+    noon = (time.time() // 86_400 - 1) * 86_400 + 43_200
+    session = ClaudeSession(1, project="/home/dev/<b>app</b>", started_at=noon)
+    session.model = "claude-opus-4-1"
+    session.step("Read", {"file_path": "/a/<script>alert(1)<\x1b[31m"}, session.text(6_000))
+    session.work(110)
+    session.save(projects)
+    run("scan", "--html", "report.html")
+    page = (agent_home / "report.html").read_text()
+    assert page.endswith("</html>\n")
+    assert "&lt;script&gt;alert(1)&lt;" in page
+    assert "<script" not in page
+    assert "<b>app" not in page
+    assert not re.search(r"(?:src|href|url)\s*[=(]", page)
+    assert not re.search(r"\d{4}-\d\d-\d\d to \d{4}", page), "the only day is named once"
+    assert "\x1b" not in page
 
 
 def test_a_session_that_gemini_cli_deletes_at_its_next_start_is_named(agent_home: Path):

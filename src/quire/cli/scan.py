@@ -18,6 +18,7 @@ from quire.cli.output import (
     print_note,
     show_progress,
 )
+from quire.cli.paths import write_atomically
 from quire.cli.reimport import BACKUP_DOCS, ReimportNotice
 from quire.cli.search import parse_since
 from quire.cli.usage import Dimension, report_usage
@@ -40,6 +41,9 @@ WIDE_COLUMNS = 90
 
 async def command(
     *,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one file for a browser, too.")
+    ] = None,
     usage: Annotated[
         bool,
         typer.Option("--usage", help="Print what is stored already: tokens, cost, cache share, what is used most."),
@@ -69,11 +73,16 @@ async def command(
     """
     if usage or recount or by is not None or since is not None:
         return await report_usage(overrides, by=by, since=since, recount=recount)
-    document = await scan(overrides)
+    document = await scan(overrides, is_final_only=html is not None)
+    if html is not None:
+        from quire.cli.findings_html import render_html
+
+        write_atomically(html, render_html(document))
+        print_note(f"Wrote {html}.")
     return Result(document, lambda console: draw_findings(document, console))
 
 
-async def scan(overrides: Sequence[str] | None = None) -> "ScanReportSchema":
+async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = False) -> "ScanReportSchema":
     """Imports what is new and returns the findings. Prints the newest sessions' findings while others are read."""
     from quire.cli.engine_setup import load_cli_settings, open_engine_from_settings, resolve_database_url
     from quire.engine.file_import import ImportOptions
@@ -125,7 +134,7 @@ async def scan(overrides: Sequence[str] | None = None) -> "ScanReportSchema":
                 unfinished += report.unfinished_replies
                 deleted_twins += report.deleted_twins
                 is_long = sum(each.size for each in others) > FIRST_BYTES
-                if part is newest and is_long:
+                if part is newest and is_long and not is_final_only:
                     bar.close()
                     await count_usage(engine.store.usage)
                     first = ScanReportSchema.from_report(await read_findings(engine.store, found))
