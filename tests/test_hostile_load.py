@@ -23,6 +23,7 @@ import pytest
 
 from infra.hostile_load import COMPLETIONS, Size
 from infra.postgres import find_free_port
+from infra.sizes import IS_FULL_SIZE
 from quire.store import SqlStore
 
 MAX_DELAY_RATIO = 3.0
@@ -33,13 +34,16 @@ MAX_ROUNDS = 3
 """Rounds until one is within `MAX_DELAY_RATIO`: other processes of the machine may disturb a round."""
 QUESTIONS: dict[Size, int] = {"small": 20, "full": 500}
 """Questions of the other tenant before each round, and as many after it."""
+PAUSE_SECONDS: dict[Size, float] = {"small": 0.2, "full": 0.0}
+"""Time between two questions under attack."""
 MAX_BUSY_STALL_MS = 2_000.0
 """Bound of a run beside other tests: unbounded work on the event loop stalls it for longer."""
 MAX_MEMORY_RATIO = 1.1
 """Maximum of the server's memory after `RECOVERY_SECONDS`, divided by the one before the attack."""
 RECOVERY_SECONDS = 60.0
 START_TIMEOUT_SECONDS = 60.0
-LOWEST_PRIORITY = 19
+ATTACKER_PRIORITY = 19 if IS_FULL_SIZE else 0
+"""Beside other tests, an attacker of the lowest priority would take minutes."""
 
 SETTINGS = """
 model = "calm"
@@ -140,7 +144,7 @@ async def hostile_setup(store: SqlStore, database: Any, tmp_path: Path) -> Async
     url = f'database_url = "{database.url}"\n'
     settings.write_text(url + SETTINGS.format(calm_port=ports[0], hostile_port=ports[1]))
     with ExitStack() as stack:
-        for name, port, priority in (("calm", ports[0], 0), ("hostile", ports[1], LOWEST_PRIORITY)):
+        for name, port, priority in (("calm", ports[0], 0), ("hostile", ports[1], ATTACKER_PRIORITY)):
             output = tmp_path / f"{name}.log"
             arguments = ("infra.hostile_upstream", str(port))
             stack.enter_context(run_module(*arguments, output=output, settings=settings, priority=priority))
@@ -194,11 +198,12 @@ async def run_round(setup: HostileSetup, victim: Victim, size: Size) -> Round:
     under_attack: list[float] = []
     arguments = ("infra.hostile_load", setup.url, setup.attacker_key, size)
     with run_module(
-        *arguments, output=output, settings=setup.folder / "none.toml", priority=LOWEST_PRIORITY
+        *arguments, output=output, settings=setup.folder / "none.toml", priority=ATTACKER_PRIORITY
     ) as attacker:
         while not is_round_complete(output) or len(under_attack) < QUESTIONS[size]:
             assert attacker.poll() is None, output.with_suffix(".err").read_text()
             under_attack.append(await victim.ask())
+            await asyncio.sleep(PAUSE_SECONDS[size])
     alone += await victim.ask_many(QUESTIONS[size])
     return Round(alone, under_attack, [json.loads(line) for line in output.read_text().splitlines()[1:]])
 

@@ -70,6 +70,11 @@ USED_AS = {
 
 
 @cache
+def parse_source(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def find_patterns() -> dict[str, re.Pattern[Any]]:
     """Finds patterns by name: `module:attribute`, or `module:line` for a literal in a call.
 
@@ -113,7 +118,7 @@ def walk_value(name: str, value: object) -> Iterator[tuple[str, re.Pattern[Any]]
 
 def find_literal_patterns(module: str, path: Path) -> dict[str, re.Pattern[Any]]:
     found: dict[str, re.Pattern[Any]] = {}
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parse_source(path)):
         match node:
             case ast.Call(
                 func=ast.Attribute(value=ast.Name(id="re"), attr=function), args=[ast.Constant(value=str() as text), *_]
@@ -126,7 +131,7 @@ def find_literal_patterns(module: str, path: Path) -> dict[str, re.Pattern[Any]]
 
 def find_building_functions(module: str, path: Path) -> Iterator[str]:
     """Names of the functions that compile a pattern, or use one that is no literal."""
-    for function in ast.walk(ast.parse(path.read_text())):
+    for function in ast.walk(parse_source(path)):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             for node in ast.walk(function):
                 match node:
@@ -326,7 +331,7 @@ def test_every_pattern_that_a_module_compiles_is_walked():
     compiled = {
         argument.value
         for path in SOURCE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parse_source(path))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "re.compile"
         for argument in node.args[:1]
         if isinstance(argument, ast.Constant)

@@ -1,7 +1,7 @@
 """Adversarial requests, and an attacker that sends them, run as `python -m infra.hostile_load URL KEY SIZE`.
 
-The attacker repeats all requests until its standard input closes, and prints a line of JSON for each response. It is a
-process of its own, so that its work is not measured as a delay of anybody else.
+The attacker sends all requests, at full size until its standard input closes, and prints a line of JSON for each
+response. It is a process of its own, so that its work is not measured as a delay of anybody else.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class AttackSize(NamedTuple):
 
 
 ATTACK_SIZES: dict[Size, AttackSize] = {
-    "small": AttackSize(text_bytes=300_000, messages=5_000, stream_megabytes=5, overlap_bytes=2_000),
+    "small": AttackSize(text_bytes=100_000, messages=2_000, stream_megabytes=2, overlap_bytes=1_000),
     "full": AttackSize(text_bytes=19_000_000, messages=100_000, stream_megabytes=50, overlap_bytes=20_000),
 }
 
@@ -154,8 +154,9 @@ def _build_upstream_attacks(size: AttackSize) -> Iterator[Attack]:
     yield _chat("echoed body", _user("hi"), model="echo@", tool_choice=echo)
     for behaviour in ("huge-event", "nested-event", "event-flood", "huge-reply", "nested-reply"):
         yield _chat(behaviour, _user("hi"), model=f"{behaviour}@{megabytes}")
-    yield _chat("huge-event below the limit", _user("hi"), model="huge-event@15")
-    yield _chat("nested-event below the limit", _user("hi"), model="nested-event@15")
+    below_limit = min(15, megabytes)
+    yield _chat("huge-event below the limit", _user("hi"), model=f"huge-event@{below_limit}")
+    yield _chat("nested-event below the limit", _user("hi"), model=f"nested-event@{below_limit}")
     yield _chat("call-flood", _user("hi"), model=f"call-flood@{max(1, megabytes // 20)}")
 
 
@@ -197,7 +198,7 @@ def _build_malformed_attacks() -> Iterator[Attack]:
 
 
 class Attacker:
-    """Sends all requests again and again with one API key."""
+    """Sends all requests with one API key: each once, or at full size again and again."""
 
     def __init__(self, url: str, key: str, size: AttackSize) -> None:
         self._url, self._key, self._size = url, key, size
@@ -240,7 +241,8 @@ class Attacker:
             attack = await queue.get()
             result = await self._send(client, attack)
             _print_line(result._asdict())
-            queue.put_nowait(attack)
+            if self._size is ATTACK_SIZES["full"]:
+                queue.put_nowait(attack)
 
     async def _send(self, client: httpx2.AsyncClient, attack: Attack) -> AttackResult:
         started_at, status, error = time.perf_counter(), 0, ""

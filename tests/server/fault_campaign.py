@@ -125,11 +125,17 @@ class Campaign:
                 while not await _is_ready(http, port):  # noqa: ASYNC110 (another process)
                     await asyncio.sleep(0.1)
 
-    async def run(self, schedule: Sequence[Fault], *, report: Callable[[str], None] = lambda _: None) -> CheckResult:
+    async def run(
+        self,
+        schedule: Sequence[Fault],
+        *,
+        clients: tuple[int, int] = (GATEWAY_CLIENTS, SEND_CLIENTS),
+        report: Callable[[str], None] = lambda _: None,
+    ) -> CheckResult:
         """Injects the faults while clients run turns; returns what was found in the log afterwards."""
         ports = [proxy.port for proxy in self.node_proxies]
-        self.clients += [GatewayClient(ports, self.key, f"g{number}") for number in range(GATEWAY_CLIENTS)]
-        self.clients += [SendClient(ports, self.key, f"s{number}") for number in range(SEND_CLIENTS)]
+        self.clients += [GatewayClient(ports, self.key, f"g{number}") for number in range(clients[0])]
+        self.clients += [SendClient(ports, self.key, f"s{number}") for number in range(clients[1])]
         ending = asyncio.Event()
         running = [asyncio.create_task(each.run(ending, turns_after=TURNS_AFTER_FAULTS)) for each in self.clients]
         await asyncio.sleep(2.0)

@@ -89,7 +89,6 @@ def count_tokens(items: list[dict[str, Any]]) -> int:
     return len(json.dumps(items)) // 4
 
 
-@pytest.mark.every_database
 async def test_a_session_that_grows_has_no_breaks_and_a_changed_system_prompt_has_one(store: SqlStore):
     async with run_session(store) as harness:
         for number in range(1, 6):

@@ -43,7 +43,6 @@ def test_the_session_of_claude_code_has_both_forms_and_moving_markers():
     assert marked[:4] == [[1], [3], [5], [7]]
 
 
-@pytest.mark.every_database
 async def test_a_session_of_claude_code_is_one_conversation(store: SqlStore):
     await replay(store, "claude_code_session", "messages")
     [conversation] = await store.list_conversations()

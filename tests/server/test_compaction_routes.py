@@ -44,7 +44,6 @@ async def get_json(client: httpx2.AsyncClient, path: str, /, **params: Any) -> A
     return answer.json()
 
 
-@pytest.mark.every_database
 async def test_a_compaction_is_planned_done_edited_and_undone(client: httpx2.AsyncClient, conversation: str) -> None:
     for number in range(6):
         await ask(client, conversation, f"{number}: {LONG_TEXT}")

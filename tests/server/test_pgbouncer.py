@@ -58,7 +58,7 @@ async def run_many_statements(store: SqlStore, *, clients: int) -> None:
 
     async def one(number: int) -> None:
         conversation = await store.create_conversation(f"c{number}")
-        for turn in range(12):
+        for turn in range(4):
             await store.append(conversation.id, Message.user(f"{number}.{turn}"))
             await store.read_window(conversation.id)
 
@@ -75,7 +75,7 @@ async def test_more_clients_than_sessions_lose_nothing(store: SqlStore, pooler: 
     await run_many_statements(store, clients=8 * POOL_SIZE)
     for number in range(8 * POOL_SIZE):
         texts = [entry.body.text for entry in await store.read_range(f"c{number}") if isinstance(entry.body, Message)]
-        assert texts == [f"{number}.{turn}" for turn in range(12)]
+        assert texts == [f"{number}.{turn}" for turn in range(4)]
 
 
 async def test_nothing_is_left_prepared_in_a_session(pooler: PgBouncer, database_name: str):

@@ -348,6 +348,7 @@ async def test_groups_are_patched_as_directories_do_it(directory: httpx2.AsyncCl
     assert (await directory.get(path)).status_code == 404
 
 
+@pytest.mark.nightly
 async def test_a_client_of_the_standard_finds_nothing_wrong(team: TeamServer, directory: httpx2.AsyncClient):
     """scim2-tester reads the schemas of the server, and then creates, changes and reads what they describe."""
     from scim2_client.engines.httpx2 import SyncSCIMClient

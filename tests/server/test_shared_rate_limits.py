@@ -3,12 +3,9 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
-import httpx2
 import psycopg
 import pytest
-from fleet import Fleet
 
 from quire.access.keys import RateLimits
 from quire.errors import StoreUnavailable
@@ -37,7 +34,7 @@ async def count_allowed(nodes: list[SharedRateLimiter], requests: int, per_minut
     return sum(status.retry_after is None for status in statuses)
 
 
-@pytest.mark.parametrize("per_minute", [3, PER_MINUTE, 600])
+@pytest.mark.parametrize("per_minute", [3, PER_MINUTE])
 async def test_two_nodes_together_hold_the_rate(nodes: list[SharedRateLimiter], per_minute: int):
     started_at = time.monotonic()
     allowed = await count_allowed(nodes, 3 * per_minute, per_minute)
@@ -103,23 +100,3 @@ async def test_while_the_database_is_away_each_node_counts_by_itself(
     for node in nodes:
         allowed = await count_allowed([node], 2 * PER_MINUTE, PER_MINUTE)
         assert PER_MINUTE <= allowed <= PER_MINUTE + refilled_since(started_at, PER_MINUTE) + 1
-
-
-@pytest.mark.nightly
-async def test_two_server_processes_together_hold_the_rate(database_url: str, tmp_path: Path):
-    async with SqlStore.open(database_url) as store:
-        _, key = await store.keys.create("limited", ["read"], requests_per_minute=PER_MINUTE)
-    fleet = Fleet(database_url, key, tmp_path)
-    try:
-        fleet.start_server()
-        fleet.start_server()
-        await fleet.wait_ready()
-        async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=60) as client:
-            started_at = time.monotonic()
-            urls = [f"http://127.0.0.1:{fleet.ports[number % 2]}/api/conversations" for number in range(150)]
-            statuses = [response.status_code for response in await asyncio.gather(*map(client.get, urls))]
-        assert set(statuses) == {200, 429}
-        allowed = statuses.count(200)
-        assert (1 - TOLERANCE) * PER_MINUTE <= allowed <= PER_MINUTE + refilled_since(started_at, PER_MINUTE) + 1
-    finally:
-        fleet.stop()

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import pytest
 
 from infra.agent_homes import plant
 from quire.engine import Engine
@@ -43,7 +42,6 @@ async def get_stats(client: httpx2.AsyncClient, **params: Any) -> dict[str, Any]
     return response.json()
 
 
-@pytest.mark.every_database
 async def test_what_was_just_appended_is_counted(client: httpx2.AsyncClient, store: SqlStore):
     await store.create_conversation("c", title="Boats")
     await append_turn(store, "c", "plan.md")
