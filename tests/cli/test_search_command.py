@@ -12,7 +12,7 @@ from cli_fixtures import NEXT_DAY, START_TIME, TIDES_ID, CliHome, invoke_cli, ru
 from quire.cli.search import parse_time
 from quire.log import ConversationOrigin
 from quire.model import Draft, Message
-from quire.schemas.search import FoundMessagesSchema
+from quire.schemas.search import MessageHitSchema
 from quire.store import SqlStore
 
 DAY_MICROS = 86_400_000_000
@@ -46,7 +46,8 @@ def test_all_conversations_are_searched(home: CliHome, birds: str):
 
 def test_the_document_is_as_documented(home: CliHome):
     document = run_json("search", "spring tide")
-    validate_document(document, FoundMessagesSchema)
+    assert sorted(document) == ["complete", "messages", "query"]
+    validate_document(document["messages"][0], MessageHitSchema)
     assert document["complete"] is True
 
 

@@ -12,7 +12,7 @@ from quire.log.conversations import insert_conversation
 from quire.model import Draft, Message, Usage
 from quire.model.messages import ToolCallPart
 from quire.store import SqlStore
-from quire.usage.report import SubAgentCost
+from quire.usage.report import NO_SUB_AGENTS, SubAgentCost
 
 MAIN = ConversationOrigin(client="claude-code", session="s1", project="/home/ann/mill")
 SECOND = 1_000_000
@@ -56,11 +56,11 @@ async def test_a_turn_has_the_sub_agents_that_ran_in_it(store: SqlStore) -> None
     await store.append("title", question(22), reply(23, 64.0))
     await add_sub_agent(store, "other session", question(21), reply(30, 64.0), origin=ConversationOrigin(session="s2"))
     costs = await store.usage.read_sub_agents(record)
-    assert costs.total == SubAgentCost(3, 8_875_000_000, 1)
+    assert costs.total == SubAgentCost(3, 8.875, 1)
     assert dict(costs.turns) == {
-        (0, 3): SubAgentCost(2, 375_000_000, 0),
-        (0, 5): SubAgentCost(1, 8_000_000_000, 1),
-        (0, 7): SubAgentCost(1, 500_000_000, 0),
+        (0, 3): SubAgentCost(2, 0.375, 0),
+        (0, 5): SubAgentCost(1, 8.0, 1),
+        (0, 7): SubAgentCost(1, 0.5, 0),
     }
     timeline = await load_timeline(store, "main")
     assert [row.sub_agent_usd for row in timeline.rows] == [None, 0.375, 8.0, 0.5]
@@ -68,7 +68,7 @@ async def test_a_turn_has_the_sub_agents_that_ran_in_it(store: SqlStore) -> None
     line = await format_status_line(store, {"session_id": "s1"})
     assert "session at least $80.88 (sub-agents $8.88)" in line
     for name in ("first", "title"):
-        assert await store.usage.read_sub_agents(await store.get_conversation(name)) == ((0, 0, 0), {})
+        assert await store.usage.read_sub_agents(await store.get_conversation(name)) == (NO_SUB_AGENTS, {})
 
 
 async def test_a_sub_agent_belongs_to_the_main_conversation_of_its_time(store: SqlStore) -> None:
@@ -83,8 +83,8 @@ async def test_a_sub_agent_belongs_to_the_main_conversation_of_its_time(store: S
         expected[max(100, at // 100 * 100)] += 1
     costs = [await store.usage.read_sub_agents(each) for each in records]
     assert [each.total.sub_agents for each in costs] == list(expected.values())
-    assert [sum(turn.cost_nanos for turn in each.turns.values()) for each in costs] == [
-        count * 500_000_000 for count in expected.values()
+    assert [sum(turn.cost_usd for turn in each.turns.values()) for each in costs] == [
+        count * 0.5 for count in expected.values()
     ]
 
 

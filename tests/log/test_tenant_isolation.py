@@ -56,6 +56,7 @@ from quire.store import SqlStore
 from quire.store.backtests import NewBacktestShard
 from quire.team.directory import GroupChange
 from quire.team.store import TeamStore
+from quire.usage.report import NO_SUB_AGENTS
 
 pytestmark = pytest.mark.every_database
 
@@ -531,7 +532,7 @@ async def test_no_method_reaches_another_tenants_conversation(other_store: SqlSt
     assert await mine.imports.read_observations() == []
     assert [each.conversation for each in await mine.usage.list_conversation_costs()] == ["imported"]
     assert await mine.usage.list_session_costs("a session") == []
-    assert await mine.usage.read_sub_agents(record) == ((0, 0, 0), {})
+    assert await mine.usage.read_sub_agents(record) == (NO_SUB_AGENTS, {})
     assert not any(await mine.usage.read_conversation("theirs"))
     path = (await other_store.get_entry("theirs", 1)).path
     assert await other_store.match_history([path]) is not None

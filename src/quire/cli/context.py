@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from quire.engine import Conversation
+    from quire.ledger.cache_history import CacheReport
     from quire.model import Decision, Manifest
     from quire.model.manifest import LearnedRank
-    from quire.schemas.cache_breaks import CacheReportSchema
     from quire.schemas.context import (
         ActiveCompactionSchema,
         ContextItemSchema,
@@ -450,15 +450,19 @@ async def diff(
 
 
 async def _list_cache_breaks(target: CommandTarget) -> Result:
-    from quire.schemas.cache_breaks import BranchCacheSchema, CacheReportSchema
-
     async with open_conversation(target) as conversation:
-        report = CacheReportSchema.from_report(await conversation.cache_breaks())
-    document = BranchCacheSchema(conversation=conversation.id, branch=conversation.branch, **dict(report))
+        report = await conversation.cache_breaks()
+    document = {
+        "conversation": conversation.id,
+        "branch": conversation.branch,
+        "requests": report.requests,
+        "unknown": report.unknown,
+        "breaks": report.breaks,
+    }
     return Result(document, lambda _: _draw_cache(report))
 
 
-def _draw_cache(report: "CacheReportSchema") -> "Iterable[RenderableType]":
+def _draw_cache(report: "CacheReport") -> "Iterable[RenderableType]":
     for each in report.breaks:
         tokens = f"{'about ' if each.is_estimated else ''}{each.tokens:,}" if each.tokens is not None else "unknown"
         price = f" ({format_usd(each.cost_usd)})" if each.cost_usd is not None else ""

@@ -12,8 +12,8 @@ from quire.cli.findings_text import (
     shorten_name,
 )
 from quire.cli.output import sanitize
-from quire.schemas.findings import ScanFindingSchema, ScanReportSchema
-from quire.schemas.stats import UsageGroupSchema
+from quire.findings.report import Finding, FindingsReport
+from quire.usage.report import UsageGroup
 
 MAX_DAYS, MAX_ROWS, MAX_EVIDENCE = 90, 8, 20
 DAYS_WIDTH, DAYS_HEIGHT = 960, 120
@@ -37,31 +37,31 @@ li { margin: 2px 0; overflow-wrap: anywhere; } summary { cursor: pointer; color:
 """
 
 
-def render_html(document: ScanReportSchema) -> str:
-    totals, days = document.totals, document.days
+def render_html(report: FindingsReport) -> str:
+    totals, days = report.totals, report.days
     span = format_days(days)
     facts = [
         f"{totals.requests:,} requests",
         f"{totals.cache_share:.0%} of the input from the cache",
-        f"sub-agents ${document.sub_agent_usd:,.2f}" if document.sub_agent_usd else "",
+        f"sub-agents ${report.sub_agent_usd:,.2f}" if report.sub_agent_usd else "",
     ]
     return "".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Quire: findings</title>',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<style>{_STYLE}</style></head><body>",
-            f"<h1>{_text(format_total_cost(totals))} in {document.conversations:,} conversations</h1>",
+            f"<h1>{_text(format_total_cost(totals))} in {report.conversations:,} conversations</h1>",
             f'<p class="soft">{_text(span)} · {_text(" · ".join(filter(None, facts)))}</p>',
             "<h2>Cost by day</h2>",
             *_draw_days(list_days(days, MAX_DAYS)),
             '<div class="groups">',
-            *_draw_groups("Agents", name_agents(document.agents)),
-            *_draw_groups("Projects", document.projects),
-            *_draw_groups("Models", document.models),
+            *_draw_groups("Agents", name_agents(report.agents)),
+            *_draw_groups("Projects", report.projects),
+            *_draw_groups("Models", report.models),
             "</div>",
             "<h2>Findings, the most expensive first</h2>",
-            *(_draw_finding(each) for each in document.findings),
-            "" if document.findings else "<p>Nothing was wasted that Quire can see.</p>",
+            *(_draw_finding(each) for each in report.findings),
+            "" if report.findings else "<p>Nothing was wasted that Quire can see.</p>",
             "</body></html>\n",
         ]
     )
@@ -90,7 +90,7 @@ def _draw_days(days: Sequence[tuple[str, float]]) -> Iterator[str]:
     yield f"at most ${highest:,.2f} a day</text></svg>"
 
 
-def _draw_groups(title: str, groups: Sequence[UsageGroupSchema]) -> Iterator[str]:
+def _draw_groups(title: str, groups: Sequence[UsageGroup]) -> Iterator[str]:
     rows = [each for each in groups if each.counts.cost_usd][:MAX_ROWS]
     highest = max((each.counts.cost_usd for each in rows), default=0.0) or 1.0
     yield f'<section><h2>{title}</h2><svg viewBox="0 0 {BARS_WIDTH} {len(rows) * ROW_HEIGHT}" role="img" '
@@ -104,7 +104,7 @@ def _draw_groups(title: str, groups: Sequence[UsageGroupSchema]) -> Iterator[str
     yield "</svg></section>"
 
 
-def _draw_finding(finding: ScanFindingSchema) -> str:
+def _draw_finding(finding: Finding) -> str:
     items = "".join(
         f"<li>{_text(format_evidence(each))}<br><code>{_text(each.command)}</code></li>"
         for each in finding.evidence[:MAX_EVIDENCE]

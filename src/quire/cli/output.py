@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from quire.model import Compaction
-    from quire.schemas import JsonModel
 
 PIPE_COLUMNS = 100
 """Width of the output where it is unknown."""
@@ -55,7 +54,7 @@ class Result:
     A text in place of `draw` is printed as it is.
     """
 
-    document: "JsonModel"
+    document: object
     draw: DrawFunction | str
     exit_code: int = 0
 
@@ -85,9 +84,11 @@ def print_drawing(draw: DrawFunction | str) -> None:
             sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
-def print_document(document: "JsonModel") -> None:
-    """Prints a document as JSON; this is the only place where a command does."""
-    sys.stdout.write(format_json(document.model_dump(mode="json")) + "\n")
+def print_document(document: object) -> None:
+    """Prints a document as JSON: a value, a schema, or a dictionary of them. Only this does it for a command."""
+    from pydantic_core import to_jsonable_python
+
+    sys.stdout.write(format_json(to_jsonable_python(document)) + "\n")
 
 
 def format_json(value: Any) -> str:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from quire.engine.source_scan import FoundSource
-    from quire.schemas.findings import ScanFindingSchema, ScanReportSchema
-    from quire.schemas.stats import UsageGroupSchema
+    from quire.findings.report import Finding, FindingsReport
+    from quire.usage.report import UsageGroup
 
 MAX_ROWS = 3
 """Agents, projects, models, and pieces of evidence of a finding that are printed; `--json` lists more."""
@@ -73,16 +73,18 @@ async def command(
     """
     if usage or recount or by is not None or since is not None:
         return await report_usage(overrides, by=by, since=since, recount=recount)
-    document = await scan(overrides, is_final_only=html is not None)
+    from quire.schemas.findings import ScanReportSchema
+
+    report = await scan(overrides, is_final_only=html is not None)
     if html is not None:
         from quire.cli.findings_html import render_html
 
-        write_atomically(html, render_html(document))
+        write_atomically(html, render_html(report))
         print_note(f"Wrote {html}.")
-    return Result(document, lambda console: draw_findings(document, console))
+    return Result(ScanReportSchema.model_validate(report), lambda console: draw_findings(report, console))
 
 
-async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = False) -> "ScanReportSchema":
+async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = False) -> "FindingsReport":
     """Imports what is new and returns the findings. Prints the newest sessions' findings while others are read."""
     from quire.cli.engine_setup import load_cli_settings, open_engine_from_settings, resolve_database_url
     from quire.engine.file_import import ImportOptions
@@ -95,7 +97,6 @@ async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = 
         select_outdated,
         split_newest,
     )
-    from quire.schemas.findings import ScanReportSchema
     from quire.sources.base import SourceError
     from quire.store.reimport import Reread
     from quire.usage.insights import count_usage
@@ -137,7 +138,7 @@ async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = 
                 if part is newest and is_long and not is_final_only:
                     bar.close()
                     await count_usage(engine.store.usage)
-                    first = ScanReportSchema.from_report(await read_findings(engine.store, found))
+                    first = await read_findings(engine.store, found)
                     _print_first(first, sum(len(each.files) for each in newest), total)
         with show_progress("Counting"):
             await count_usage(engine.store.usage)
@@ -151,7 +152,7 @@ async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = 
             print_note(f"  and {failed - MAX_PRINTED_ERRORS:,} more; `quire import SOURCE` lists them.")
     if unfinished:
         print_note(f"{describe_unfinished(unfinished)}; the next scan reads what is complete.")
-    return ScanReportSchema.from_report(findings)
+    return findings
 
 
 def format_plan(found: "Sequence[FoundSource]", changed: "Sequence[FoundSource]", database: str) -> str:
@@ -172,45 +173,45 @@ def _format_size(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
-def _print_first(document: "ScanReportSchema", files: int, total: int) -> None:
+def _print_first(report: "FindingsReport", files: int, total: int) -> None:
     import sys
 
     from quire.cli.findings_text import format_days
 
     console = make_console(sys.stderr)
-    title = f"First findings, from the newest {files:,} of {total:,} files, {format_days(document.days)}:"
+    title = f"First findings, from the newest {files:,} of {total:,} files, {format_days(report.days)}:"
     console.print(make_text(title, style="bold"))
-    for finding in document.findings[:MAX_ROWS]:
+    for finding in report.findings[:MAX_ROWS]:
         console.print(make_text(f"  {finding.title}"))
 
 
-def draw_findings(document: "ScanReportSchema", console: "Console") -> "Iterable[RenderableType]":
+def draw_findings(report: "FindingsReport", console: "Console") -> "Iterable[RenderableType]":
     from rich.columns import Columns
     from rich.console import Group
     from rich.padding import Padding
 
     from quire.cli.findings_text import format_days, format_total_cost, list_days, name_agents
 
-    totals, days = document.totals, document.days
+    totals, days = report.totals, report.days
     if not totals.requests:
         yield make_text("No request with a model is stored yet.")
         return
     span = format_days(days)
-    conversations = pluralize(document.conversations, "conversation")
+    conversations = pluralize(report.conversations, "conversation")
     yield make_text(f"{format_total_cost(totals)} in {conversations}, {span}", style="bold")
     facts = [
         f"{pluralize(totals.requests, 'request')}",
         f"{totals.cache_share:.0%} of the input from the cache",
-        f"sub-agents ${document.sub_agent_usd:,.2f}" if document.sub_agent_usd else "",
+        f"sub-agents ${report.sub_agent_usd:,.2f}" if report.sub_agent_usd else "",
     ]
     yield make_text(" · ".join(filter(None, facts)))
     yield make_text("")
     tables = [
         _draw_groups(name, groups)
         for name, groups in (
-            ("agent", name_agents(document.agents)),
-            ("project", document.projects),
-            ("model", document.models),
+            ("agent", name_agents(report.agents)),
+            ("project", report.projects),
+            ("model", report.models),
         )
     ]
     is_wide = console.width >= WIDE_COLUMNS
@@ -225,16 +226,16 @@ def draw_findings(document: "ScanReportSchema", console: "Console") -> "Iterable
         yield make_text("")
         yield make_text(f"{bars}  the last {len(newest)} days, most on {most}: ${highest:,.2f}")
     yield make_text("")
-    if not document.findings:
+    if not report.findings:
         yield make_text("Nothing was wasted that Quire can see.")
         return
     yield make_text("Findings, the most expensive first", style="bold")
-    for number, finding in enumerate(document.findings, start=1):
+    for number, finding in enumerate(report.findings, start=1):
         yield make_text("")
         yield from _draw_finding(number, finding)
 
 
-def _draw_groups(name: str, groups: "Sequence[UsageGroupSchema]") -> "RenderableType":
+def _draw_groups(name: str, groups: "Sequence[UsageGroup]") -> "RenderableType":
     from quire.cli.findings_text import shorten_name
 
     rows = [
@@ -245,7 +246,7 @@ def _draw_groups(name: str, groups: "Sequence[UsageGroupSchema]") -> "Renderable
     return make_table(name, "cost", rows=rows, right_aligned=("cost",))
 
 
-def _draw_finding(number: int, finding: "ScanFindingSchema") -> "Iterable[RenderableType]":
+def _draw_finding(number: int, finding: "Finding") -> "Iterable[RenderableType]":
     from rich.padding import Padding
     from rich.table import Table
 

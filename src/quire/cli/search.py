@@ -88,7 +88,7 @@ async def command(
     from quire.cli.engine_setup import open_engine_from_settings
     from quire.engine.message_index import BULK_BATCH_ENTRIES, iter_indexing
     from quire.engine.search import MessageFilter, search_messages
-    from quire.schemas.search import FoundMessagesSchema, MessageHitSchema
+    from quire.schemas.search import MessageHitSchema
 
     if newest and oldest:
         raise typer.BadParameter("--newest and --oldest exclude each other.")
@@ -121,8 +121,8 @@ async def command(
         for hit in result.messages:
             yield from _draw_hit(hit)
 
-    hits = [MessageHitSchema.from_hit(each) for each in result.messages]
-    return Result(FoundMessagesSchema(query=query, messages=hits, complete=result.complete), draw)
+    hits = [MessageHitSchema.model_validate(each) for each in result.messages]
+    return Result({"query": query, "messages": hits, "complete": result.complete}, draw)
 
 
 def _draw_hit(hit: "MessageHit") -> "Iterable[RenderableType]":

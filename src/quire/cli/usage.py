@@ -1,7 +1,8 @@
 """Usage: of all conversations from the roll-up (`quire scan --usage`), of one from its log (`context show --usage`)."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from quire.cli.common import (
@@ -27,14 +28,9 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from quire.log import Branch
-    from quire.schemas.stats import (
-        ConversationStatsSchema,
-        StatsSchema,
-        TurnCostSchema,
-        UsageCountsSchema,
-        UsageGroupSchema,
-    )
+    from quire.schemas.stats import StatsSchema, TurnCostSchema, UsageCountsSchema, UsageGroupSchema
     from quire.store import SqlStore
+    from quire.usage.report import SubAgentCost
     from quire.usage.rollup import RecountResult
 
 Dimension = Literal["day", "model", "project", "source", "slot", "tool"]
@@ -68,8 +64,7 @@ async def report_usage(
 
     Entries that are not counted yet are counted first.
     """
-    from quire.schemas.stats import RecountedStatsSchema, RecountSchema, StatsSchema
-    from quire.usage.insights import read_insights
+    from quire.schemas.stats import load_stats
     from quire.usage.report import USAGE_GROUPINGS
 
     async with open_store(overrides) as store:
@@ -79,19 +74,13 @@ async def report_usage(
                 done += count
                 progress.update(done)
         corrections = await store.usage.recount() if recount else None
-        insights = await read_insights(
-            store.usage,
+        stats = await load_stats(
+            store,
             since=since,
             groupings=USAGE_GROUPINGS if by is None else (by,),
             limit=OVERVIEW_ROWS if by is None else MAX_ROWS,
         )
-        ids = sorted({turn.conversation for turn in insights.report.turns})
-        records = await store.fill_titles(*[await store.get_conversation(each) for each in ids])
-        sub_agents = {each.id: await store.usage.read_sub_agents(each) for each in records}
-    stats = StatsSchema.from_insights(insights, records, sub_agents)
-    document = stats
-    if corrections is not None:
-        document = RecountedStatsSchema(**dict(stats), recount=RecountSchema(**corrections._asdict()))
+    document = dict(stats) if corrections is None else {**dict(stats), "recount": corrections._asdict()}
 
     def draw(console: "Console") -> "Iterable[RenderableType]":
         if corrections is not None:
@@ -121,6 +110,30 @@ def _describe_corrections(corrections: "RecountResult") -> str:
     return f"Of {checked}, {wrong:,} differed from the log, and {pluralize(totals, 'total')}; all were corrected."
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationStats:
+    conversation: str
+    branch: int
+    created_at: int
+    last_entry_at: int | None
+    entries: Mapping[str, int]
+    messages: Mapping[str, int]
+    """Number of messages by role."""
+    archived_up_to: int | None
+    compactions: int
+    pins: int
+    branches: int
+    purged: int
+    replies: int
+    """Replies whose usage is known."""
+    tokens: Mapping[str, int]
+    """`stored`, and by the provider's reports `input`, `output`, `cache_read`."""
+    cost_usd: float
+    unpriced_requests: int
+    unpriced_tokens: int
+    sub_agents: "SubAgentCost"
+
+
 async def show_usage(target: CommandTarget) -> Result:
     """Statistics of one conversation from its log: messages, tokens, compactions, usage and cost of its replies."""
     async with open_store(target.overrides) as store:
@@ -129,9 +142,7 @@ async def show_usage(target: CommandTarget) -> Result:
     return Result(counted, lambda _: _draw_conversation(counted))
 
 
-async def _count_conversation(store: "SqlStore", branch: "Branch") -> "ConversationStatsSchema":
-    from quire.schemas.stats import ConversationStatsSchema, SubAgentCostSchema
-
+async def _count_conversation(store: "SqlStore", branch: "Branch") -> ConversationStats:
     kinds, roles, tokens = Counter[str](), Counter[str](), Counter[str](stored=0, input=0, output=0, cache_read=0)
     purged = replies = 0
     last_entry_at = None
@@ -156,7 +167,7 @@ async def _count_conversation(store: "SqlStore", branch: "Branch") -> "Conversat
     record = await store.get_conversation(branch.conversation)
     used = await store.usage.read_conversation(branch.conversation)
     sub_agents = await store.usage.read_sub_agents(record)
-    return ConversationStatsSchema(
+    return ConversationStats(
         conversation=branch.conversation,
         branch=branch.number,
         created_at=record.created_at,
@@ -173,11 +184,11 @@ async def _count_conversation(store: "SqlStore", branch: "Branch") -> "Conversat
         cost_usd=await store.get_conversation_cost(branch.conversation),
         unpriced_requests=used.unpriced_requests,
         unpriced_tokens=used.unpriced_tokens,
-        sub_agents=SubAgentCostSchema.from_cost(sub_agents.total),
+        sub_agents=sub_agents.total,
     )
 
 
-def _draw_conversation(stats: "ConversationStatsSchema") -> "Iterable[RenderableType]":
+def _draw_conversation(stats: ConversationStats) -> "Iterable[RenderableType]":
     yield make_text(f"{stats.conversation}, branch {stats.branch}", style="bold")
     yield make_field_table(
         [
@@ -286,7 +297,7 @@ def _format_cost(counts: "UsageCountsSchema") -> str:
     return format_usd(counts.cost_usd, 2)
 
 
-def _format_total(stats: "UsageCountsSchema | ConversationStatsSchema", cost: str) -> str:
+def _format_total(stats: "UsageCountsSchema | ConversationStats", cost: str) -> str:
     """The cost; where calls have no known price, that it is a lower bound, and what it lacks."""
     if not stats.unpriced_requests:
         return cost
@@ -295,7 +306,7 @@ def _format_total(stats: "UsageCountsSchema | ConversationStatsSchema", cost: st
     return f"at least {cost}, and {lacking}" if stats.cost_usd else f"not known: {lacking}"
 
 
-def _format_with_sub_agents(stats: "ConversationStatsSchema | TurnCostSchema") -> str | None:
+def _format_with_sub_agents(stats: "ConversationStats | TurnCostSchema") -> str | None:
     """The cost with sub-agents, and how many they are; None without any."""
     called = stats.sub_agents
     if called is None or not called.sub_agents:

@@ -98,11 +98,11 @@ def print_welcome() -> bool:
 
     if find_sources(os.environ):
         from quire.cli.common import run_async
-        from quire.cli.output import Result, print_result
+        from quire.cli.output import print_drawing
         from quire.cli.scan import draw_findings, scan
 
-        document = run_async(scan())
-        print_result(Result(document, lambda console: draw_findings(document, console)), as_json=False)
+        report = run_async(scan())
+        print_drawing(lambda console: draw_findings(report, console))
         sys.stdout.write(f"\n{format_next_steps(first_run)}\n")
         return True
     sys.stdout.write(f"{format_welcome(first_run, is_windows=IS_WINDOWS)}\n")

@@ -165,7 +165,7 @@ class SessionObserver:
         lost = found.cost_usd or 0.0
         # A new session sends its first request at the full price, too.
         saved = lost * max(0, found.tokens - RESTART_TOKENS) / found.tokens
-        if found.cause.kind == "expired" and self._answers_prompt and found.seconds >= MIN_PAUSE_SECONDS:
+        if found.kind == "expired" and self._answers_prompt and found.seconds >= MIN_PAUSE_SECONDS:
             self._pauses.add(each.id, found.tokens, saved, size=saved)
         else:
             self._drops.add(each.id, found.tokens, 0.0, size=lost)

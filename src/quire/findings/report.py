@@ -13,8 +13,7 @@ from pydantic_core import from_json
 
 from quire.findings.observer import Observation, ObservationKind
 from quire.log.observations import ObservedConversation
-from quire.usage.contribution import DAY_MICROSECONDS, NANOS_PER_DOLLAR, UsageCounts
-from quire.usage.insights import format_day
+from quire.usage.contribution import DAY_MICROSECONDS, NANOS_PER_DOLLAR, UsageCounts, format_day
 from quire.usage.report import ConversationCost, RollupReport, UsageGroup
 
 FindingKind = Literal["full_window", "pause", "fixed_prompt", "large_file", "cache_drop", "expensive_day", "expiring"]
@@ -27,18 +26,21 @@ NEIGHBOUR_DAYS, MIN_NEIGHBOUR_DAYS = 14, 7
 SHOWN_ENTRIES = 3
 
 
-class Evidence(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Evidence:
     text: str
     project: str
-    """Folder that the session worked in. Empty if it is not of one."""
+    """Folder that the session worked in; empty if it is not of one."""
     conversation: str | None
+    """Conversation that has it, if it is in one."""
     tokens: int
     cost_usd: float
     command: str
     """Command that shows it."""
 
 
-class Finding(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Finding:
     kind: FindingKind
     title: str
     """One sentence with the numbers."""
@@ -47,9 +49,8 @@ class Finding(NamedTuple):
     cost_usd: float
     tokens: int
     evidence: tuple[Evidence, ...]
-    """At most `MAX_EVIDENCE`, the largest first."""
     total: int
-    """Number of all evidence."""
+    """Number of all evidence, of which `evidence` has the largest."""
     command: str
     """Command that shows the largest evidence."""
 
@@ -197,10 +198,9 @@ def _format_show(conversation: str, position: str) -> str:
 
 
 def _find_expensive_days(days: Sequence[UsageGroup]) -> Iterable[Finding]:
-    active = sorted((day.day or 0, day.counts.cost_nanos / NANOS_PER_DOLLAR, day.counts) for day in days)
-    active = [each for each in active if each[1]]
+    active = sorted((day.name, day.counts.cost_usd, day.counts) for day in days if day.counts.cost_usd)
     costs = [cost for _, cost, _ in active]
-    expensive: list[tuple[float, float, int, UsageCounts]] = []
+    expensive: list[tuple[float, float, str, UsageCounts]] = []
     for index, (day, cost, counts) in enumerate(active):
         # Days that cost more because from then on all do are no exception.
         around = costs[max(0, index - NEIGHBOUR_DAYS) : index], costs[index + 1 : index + 1 + NEIGHBOUR_DAYS]
@@ -212,13 +212,13 @@ def _find_expensive_days(days: Sequence[UsageGroup]) -> Iterable[Finding]:
     expensive.sort(reverse=True)
     evidence = tuple(
         Evidence(
-            f"{format_day(day)}: {format_dollars(cost)} in {_count(counts.requests, 'request')}, usually "
+            f"{day}: {format_dollars(cost)} in {_count(counts.requests, 'request')}, usually "
             f"{format_dollars(usual)} in those weeks",
             "",
             None,
             counts.input_tokens + counts.output_tokens,
             cost - EXPENSIVE_DAY_FACTOR * usual,
-            f"quire scan --usage --since {format_day(day)}",
+            f"quire scan --usage --since {day}",
         )
         for cost, usual, day, counts in expensive[:MAX_EVIDENCE]
     )

@@ -124,24 +124,32 @@ class CacheBreakCause(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheBreak:
-    """A request of which the provider's cache served less than it could have."""
+    """A request of which the provider's prompt cache served less than it could have."""
 
     reply: int
+    """Sequence number of the reply, which identifies the request."""
     previous: int
     """Reply of the request before, which may be on another branch."""
     previous_conversation: str | None
     """Conversation of that reply, if it is another one of the client's session."""
-    cause: CacheBreakCause
+    kind: CacheBreakKind
+    """What changed."""
+    detail: str
+    place: str | None
+    """First difference in the body, such as `messages[3]`; null if not known."""
+    before: str | None
+    """Excerpt of the earlier request at that place."""
+    after: str | None
     seconds: int
     """Time between the two replies."""
     tokens: int | None
-    """Tokens that the earlier request had cached and that were processed again, or None if not known."""
+    """Tokens that were cached and had to be processed again."""
     is_estimated: bool
-    """The provider did not report its cache: `tokens` is estimated from the sizes of the bodies."""
+    """The provider reported no usage: `tokens` is an estimate."""
     read_tokens: int | None
-    """Tokens that the cache served, or None if not reported."""
+    """Tokens that the cache served; null if not reported."""
     cost_usd: float | None
-    """What the tokens cost more than if they had been read from the cache, or None if not known."""
+    """What the tokens cost more than if they had been read from the cache; null if not known."""
 
 
 class _Missed(NamedTuple):
@@ -169,7 +177,11 @@ def find_cache_break(
         reply=after.reply,
         previous=before.reply,
         previous_conversation=before.conversation,
-        cause=cause,
+        kind=cause.kind,
+        detail=cause.detail,
+        place=cause.place,
+        before=cause.before,
+        after=cause.after,
         seconds=max(0, (after.created_at - before.created_at) // 1_000_000),
         tokens=tokens,
         is_estimated=missed is None,

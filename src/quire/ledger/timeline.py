@@ -6,6 +6,7 @@ It reads a thousand manifests at once. So it takes from their JSON what a row ne
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, cast
 
 from pydantic_core import from_json
@@ -17,8 +18,8 @@ from quire.model.entry_bodies import IMPORTED_STRATEGY, ContextEpoch
 from quire.model.policy import SLOTS
 from quire.rows.manifests import UNKNOWN_WINDOW
 from quire.store import SqlStore
-from quire.usage.contribution import NANOS_PER_DOLLAR, read_cost
-from quire.usage.report import SubAgentCost
+from quire.usage.contribution import read_cost
+from quire.usage.report import NO_SUB_AGENTS, SubAgentCost
 from quire.wire.billed_calls import list_billed_calls
 
 MAX_TIMELINE_ROWS = 1_000
@@ -94,17 +95,20 @@ class TimelineRow(NamedTuple):
     """At the last request of a turn that called sub-agents: what these cost."""
 
 
-class TimelineEvent(NamedTuple):
-    """A compaction or an edit. It acts on the requests whose replies come after it."""
+@dataclass(frozen=True, slots=True)
+class TimelineEvent:
+    """A compaction or an edit of the context; it acts on the requests after it."""
 
     seq: int
+    """Sequence number of its entry; of the reply for an edit on the provider's side."""
     created_at: int
     kind: TimelineEventKind
     author: TimelineAuthor
+    """Who made it: Quire, the client, the provider, the user or the model."""
     trigger: str | None = None
     """What triggered a compaction."""
     span: Span | None = None
-    """Messages that it concerns."""
+    """The messages that it concerns."""
     freed_tokens: int | None = None
     undone: int | None = None
     """The compaction that a `restore` undoes."""
@@ -118,7 +122,7 @@ class Timeline(NamedTuple):
     events: list[TimelineEvent]
     next_since: int | None
     """The last reply of the page, if there are more."""
-    sub_agents: SubAgentCost = SubAgentCost()
+    sub_agents: SubAgentCost = NO_SUB_AGENTS
     """What the sub-agents of the whole conversation cost."""
 
 
@@ -149,7 +153,7 @@ async def load_timeline(
     if sub_agents.turns:
         owners = list((await store.get_branch(conversation, branch)).split_ranges())
         called = {
-            seq: cost.cost_nanos / NANOS_PER_DOLLAR
+            seq: cost.cost_usd
             for (owner, seq), cost in sub_agents.turns.items()
             if any(each.branch == owner and each.first <= seq <= each.last for each in owners)
         }
@@ -324,7 +328,8 @@ def _to_events(entry: Entry) -> Iterator[TimelineEvent]:
     event = TimelineEvent(entry.seq, entry.created_at, cast(TimelineEventKind, entry.kind), "user")
     match entry.body:
         case Compaction() as body:
-            yield event._replace(
+            yield replace(
+                event,
                 author=_find_author(body),
                 trigger=body.trigger,
                 span=body.covers,
@@ -332,12 +337,12 @@ def _to_events(entry: Entry) -> Iterator[TimelineEvent]:
                 cost_usd=body.cost_usd,
             )
         case Restore(compaction=undone):
-            yield event._replace(undone=undone)
+            yield replace(event, undone=undone)
         case Pin(message=seq) | Unpin(message=seq) | Drop(message=seq) | Undrop(message=seq):
-            yield event._replace(span=Span(first=seq, last=seq))
+            yield replace(event, span=Span(first=seq, last=seq))
         case ContextEpoch() as body:
             restored = body.summary.restored if body.summary is not None else None
-            yield event._replace(author="quire", span=restored)
+            yield replace(event, author="quire", span=restored)
         case _:
             return
 

@@ -352,13 +352,13 @@ async def explain_request(access: HistoryAccess, conversation: str, reply: int |
     report = await load_cache_report(store, conversation, branch=branch, reply=reply, compute_cost=compute_cost)
     cache_break = None
     if report.breaks:
-        found, cause = report.breaks[0], report.breaks[0].cause
+        found = report.breaks[0]
         cache_break = ExplainedCacheBreak(
-            kind=cause.kind,
-            detail=access.to_label(cause.detail) or "",
-            place=cause.place,
-            before=access.to_label(cause.before),
-            after=access.to_label(cause.after),
+            kind=found.kind,
+            detail=access.to_label(found.detail) or "",
+            place=found.place,
+            before=access.to_label(found.before),
+            after=access.to_label(found.after),
             tokens=found.tokens,
             cost_usd=found.cost_usd,
         )

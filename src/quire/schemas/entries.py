@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, assert_never
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from typing_extensions import TypeAliasType
 
 from quire.model import (
@@ -129,8 +129,10 @@ EntrySchema = TypeAliasType(
         | EpochEntry
         | TopicIndexEntry,
         Field(discriminator="kind"),
+        BeforeValidator(lambda value: entry_to_schema(value) if isinstance(value, Entry) else value),
     ],
 )
+"""The JSON of an entry. A document that has it as a field is read from the entry itself."""
 
 
 def entry_to_schema(entry: Entry) -> EntrySchema:

@@ -1,16 +1,11 @@
-"""Schemas of the messages that a search found."""
-
-from typing import TYPE_CHECKING
+"""Schema of a message that a search found."""
 
 from pydantic import Field
 
 from quire.model import Topic
 from quire.schemas import JsonModel
-from quire.schemas.entries import EntrySchema, entry_to_schema
+from quire.schemas.entries import EntrySchema
 from quire.schemas.records import ConversationSchema
-
-if TYPE_CHECKING:
-    from quire.engine.search import MessageHit
 
 
 class MessageHitSchema(JsonModel):
@@ -24,20 +19,3 @@ class MessageHitSchema(JsonModel):
         description="Topics in a model's words that cite the message and have terms of the query that it lacks."
     )
     entry: EntrySchema
-
-    @classmethod
-    def from_hit(cls, hit: "MessageHit") -> "MessageHitSchema":
-        return cls(
-            conversation=ConversationSchema.from_record(hit.conversation),
-            score=hit.score,
-            excerpt=hit.excerpt,
-            highlights=list(hit.highlights),
-            topics=list(hit.topics),
-            entry=entry_to_schema(hit.entry),
-        )
-
-
-class FoundMessagesSchema(JsonModel):
-    query: str
-    messages: list[MessageHitSchema]
-    complete: bool = Field(description="False while some messages are still being indexed; retry later.")

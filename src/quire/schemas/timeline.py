@@ -4,18 +4,11 @@ from itertools import groupby
 
 from pydantic import Field
 
-from quire.ledger.timeline import (
-    FATES,
-    Timeline,
-    TimelineAuthor,
-    TimelineEvent,
-    TimelineEventKind,
-)
-from quire.model import Span
+from quire.ledger.timeline import FATES, Timeline, TimelineEvent
 from quire.model.policy import SLOTS
 from quire.schemas import JsonModel
 from quire.schemas.context import BranchDocument
-from quire.schemas.stats import SubAgentCostSchema
+from quire.usage.report import SubAgentCost
 
 _COST_DIGITS = 9
 
@@ -27,24 +20,6 @@ class TimelineLimitsSchema(JsonModel):
     model: str | None
     window: int | None = Field(description="Null for an imported request, of which only the usage is known.")
     trigger_tokens: int | None
-
-
-class TimelineEventSchema(JsonModel):
-    """A compaction or an edit of the context; it acts on the requests after it."""
-
-    seq: int = Field(description="Sequence number of its entry; of the reply for an edit on the provider's side.")
-    created_at: int
-    kind: TimelineEventKind
-    author: TimelineAuthor = Field(description="Who made it: Quire, the client, the provider, the user or the model.")
-    trigger: str | None = Field(description="What triggered a compaction.")
-    span: Span | None = Field(description="The messages that it concerns.")
-    freed_tokens: int | None
-    undone: int | None = Field(description="The compaction that a `restore` undoes.")
-    cost_usd: float | None
-
-    @classmethod
-    def from_event(cls, event: TimelineEvent) -> "TimelineEventSchema":
-        return cls.model_validate(event._asdict())
 
 
 class TimelineSchema(BranchDocument):
@@ -76,8 +51,8 @@ class TimelineSchema(BranchDocument):
     sub_agent_usd: list[float | None] = Field(
         description="At the last request of a turn that called sub-agents, what these cost; else null."
     )
-    sub_agents: SubAgentCostSchema = Field(description="Sub-agents of the whole conversation.")
-    events: list[TimelineEventSchema] = Field(description="Compactions and edits after `since`, oldest first.")
+    sub_agents: SubAgentCost = Field(description="Sub-agents of the whole conversation.")
+    events: list[TimelineEvent] = Field(description="Compactions and edits after `since`, oldest first.")
     next_since: int | None = Field(description="Pass it as `since` to get the next page; null on the last page.")
 
     @classmethod
@@ -109,7 +84,7 @@ class TimelineSchema(BranchDocument):
             sub_agent_usd=[
                 None if row.sub_agent_usd is None else round(row.sub_agent_usd, _COST_DIGITS) for row in rows
             ],
-            sub_agents=SubAgentCostSchema.from_cost(timeline.sub_agents),
-            events=[TimelineEventSchema.from_event(event) for event in timeline.events],
+            sub_agents=timeline.sub_agents,
+            events=timeline.events,
             next_since=timeline.next_since,
         )

@@ -9,7 +9,7 @@ nano-dollars), so that subtracting a contribution restores the totals exactly.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from hashlib import sha256
 from itertools import combinations
 from math import isfinite
@@ -29,6 +29,7 @@ Dimension = Literal["all", "model", "project", "source", "slot", "tool", "docume
 """What usage is grouped by. `all` has one row a day, with an empty name."""
 
 DAY_MICROSECONDS = 86_400_000_000
+EPOCH = date(1970, 1, 1)
 NANOS_PER_DOLLAR = 1_000_000_000
 MAX_NAME_CHARS = 250
 """Longer names are cut: an index entry of PostgreSQL has at most 2,704 bytes, and a pair has two names."""
@@ -42,6 +43,11 @@ _MCP_PREFIX = "mcp__"
 """Start of the names that agents give to the tools of MCP servers."""
 _TOOL_CALL = '"type":"tool_call"'
 """In canonical JSON a quoted string escapes its quotes, so that only a tool call contains this."""
+
+
+def format_day(day: int) -> str:
+    """The date of a day since 1970, as `2026-01-31`."""
+    return (EPOCH + timedelta(days=day)).isoformat()
 
 
 class UsageCounts(NamedTuple):
@@ -76,6 +82,19 @@ class UsageCounts(NamedTuple):
     imported_nanos: int = 0
     """Cost of imported calls, a part of `cost_nanos`: no spend cap applies to it."""
 
+    @property
+    def cost_usd(self) -> float:
+        return self.cost_nanos / NANOS_PER_DOLLAR
+
+    @property
+    def imported_usd(self) -> float:
+        return self.imported_nanos / NANOS_PER_DOLLAR
+
+    @property
+    def cache_share(self) -> float:
+        """Share of the input tokens that the prompt cache served, from 0 to 1."""
+        return min(1.0, self.cache_read_tokens / self.input_tokens) if self.input_tokens else 0.0
+
 
 class UsageKey(NamedTuple):
     dimension: Dimension
@@ -96,6 +115,11 @@ class TurnUsage(NamedTuple):
     """A lower bound if calls have no known price."""
     tokens: int
     unpriced_requests: int = 0
+
+    @property
+    def cost_usd(self) -> float | None:
+        """None if nothing is known."""
+        return None if self.unpriced_requests and not self.cost_nanos else self.cost_nanos / NANOS_PER_DOLLAR
 
 
 class TurnPart(NamedTuple):

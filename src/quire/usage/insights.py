@@ -4,11 +4,12 @@ The roll-up follows the log in a background job. Readers count what is missing f
 """
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, date, datetime, timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 from quire.model.ids import now
-from quire.usage.contribution import DAY_MICROSECONDS, NANOS_PER_DOLLAR
+from quire.usage.contribution import DAY_MICROSECONDS, EPOCH, format_day
 from quire.usage.report import USAGE_GROUPINGS, RollupReport, UsageGroup, UsageGrouping, UsageRollup
 
 DEFAULT_DAYS = 30
@@ -21,12 +22,12 @@ PIN_SHARE = 0.2
 """Share of turns from which a document that messages reference is suggested to be pinned."""
 ALWAYS_SHARE = 0.5
 """Share of requests from which an item that is included only sometimes is suggested to be `always`."""
-EPOCH = date(1970, 1, 1)
 
 SuggestedAction = Literal["pin", "always", "remove"]
 
 
-class UsageSuggestion(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class UsageSuggestion:
     """A change of the configuration that the usage suggests."""
 
     action: SuggestedAction
@@ -39,7 +40,8 @@ class UsageSuggestion(NamedTuple):
 
 
 class Insights(NamedTuple):
-    since_day: int
+    since: str
+    """The first day."""
     report: RollupReport
     suggestions: tuple[UsageSuggestion, ...]
 
@@ -59,7 +61,7 @@ async def read_cost_of_today(usage: UsageRollup) -> float:
     """US dollars of all calls since midnight UTC. A long backlog is left to the background."""
     await count_usage(usage, max_batches=TODAY_BATCHES)
     insights = await read_insights(usage, since=now(), groupings=(), limit=1)
-    return insights.report.totals.cost_nanos / NANOS_PER_DOLLAR
+    return insights.report.totals.cost_usd
 
 
 async def read_insights(
@@ -72,14 +74,14 @@ async def read_insights(
     """Reads the roll-up from the day of `since` (microseconds since 1970) on; by default the last 30 days."""
     since_day = default_since_day() if since is None else since // DAY_MICROSECONDS
     report = await usage.read_report(since_day=since_day, groupings=groupings, limit=limit)
-    return Insights(since_day, report, tuple(suggest_changes(report)))
+    return Insights(format_day(since_day), report, tuple(suggest_changes(report)))
 
 
 def suggest_changes(report: RollupReport) -> Iterator[UsageSuggestion]:
     """What to pin, to include always, or to remove. Nothing before there is enough usage."""
     turns, requests = report.totals.turns, report.totals.requests
     if turns >= MIN_SUGGESTION_REQUESTS:
-        for name, _, counts in report.documents:
+        for name, counts in report.documents:
             if counts.uses >= PIN_SHARE * turns:
                 yield UsageSuggestion("pin", "document", name, counts.uses / turns, counts.tokens)
     if requests >= MIN_SUGGESTION_REQUESTS:
@@ -87,21 +89,16 @@ def suggest_changes(report: RollupReport) -> Iterator[UsageSuggestion]:
             *(("rule", group) for group in report.rules),
             *(("reference", group) for group in report.references),
         ]
-        for kind, (name, _, counts) in sometimes:
+        for kind, (name, counts) in sometimes:
             if ALWAYS_SHARE * requests <= counts.requests < counts.candidates:
                 yield UsageSuggestion("always", kind, name, counts.requests / requests, counts.tokens)
-        for name, _, counts in report.unused_rules:
+        for name, counts in report.unused_rules:
             if counts.candidates >= MIN_SUGGESTION_REQUESTS:
                 yield UsageSuggestion("remove", "rule", name, 0.0, 0)
-        for name, _, counts in report.unused_tools:
+        for name, counts in report.unused_tools:
             if counts.requests >= MIN_SUGGESTION_REQUESTS:
                 yield UsageSuggestion("remove", "tool", name, counts.requests / requests, counts.tokens)
 
 
 def default_since_day() -> int:
     return (datetime.now(UTC).date() - EPOCH).days - DEFAULT_DAYS + 1
-
-
-def format_day(day: int) -> str:
-    """The date of a day since 1970, as `2026-01-31`."""
-    return (EPOCH + timedelta(days=day)).isoformat()

@@ -4,6 +4,7 @@ import sys
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -25,7 +26,7 @@ from quire.log.conversations import list_conversation_ids
 from quire.log.reads import check_in_database
 from quire.log.types import ConversationRecord
 from quire.usage import rollup
-from quire.usage.contribution import Dimension, TurnUsage, UsageCounts
+from quire.usage.contribution import NANOS_PER_DOLLAR, Dimension, TurnUsage, UsageCounts, format_day
 from quire.usage.rollup import RecountResult
 
 UsageGrouping = Literal["day", "model", "project", "source", "slot", "tool"]
@@ -36,20 +37,18 @@ MAX_PENDING_BRANCHES = 10_000
 
 
 class UsageGroup(NamedTuple):
-    """Counts of one name of a dimension. Of a day, `name` is empty."""
+    """Counts of one name of a dimension, or of a date."""
 
     name: str
-    day: int | None
-    """Days since 1970 (UTC) of a group by day."""
     counts: UsageCounts
 
 
-class DocumentPair(NamedTuple):
-    """Two documents, and the number of conversations that use both."""
-
+@dataclass(frozen=True, slots=True)
+class DocumentPair:
     first: str
     second: str
     conversations: int
+    """Conversations that use both."""
 
 
 class UnusedDocuments(NamedTuple):
@@ -76,7 +75,7 @@ class RollupReport(NamedTuple):
     unused_documents: UnusedDocuments
     pending_branches: int
     """Branches with entries that are not counted yet."""
-    first_day: int | None = None
+    first_day: str | None = None
     """The first day with usage, also before the days of the report."""
 
 
@@ -89,14 +88,14 @@ def read_usage(
     limit: int = 20,
 ) -> RollupReport:
     """Usage since a day (days since 1970, UTC). Each list has the `limit` first rows. Groups by day have all."""
-    [totals] = _read_groups(connection, tenant, "all", since_day, limit=1) or [UsageGroup("", None, UsageCounts())]
+    [totals] = _read_groups(connection, tenant, "all", since_day, limit=1) or [UsageGroup("", UsageCounts())]
     by_day = (
         select(usage_totals.c.day, *(usage_totals.c[name] for name in UsageCounts._fields))
         .where(usage_totals.c.tenant == tenant, usage_totals.c.dimension == "all", usage_totals.c.day >= since_day)
         .order_by(usage_totals.c.day)
     )
     groups: dict[UsageGrouping, list[UsageGroup]] = {
-        each: [UsageGroup("", row[0], UsageCounts(*row[1:])) for row in connection.execute(by_day)]
+        each: [UsageGroup(format_day(row[0]), UsageCounts(*row[1:])) for row in connection.execute(by_day)]
         if each == "day"
         else _read_groups(connection, tenant, each, since_day, limit=limit)
         for each in groupings
@@ -114,7 +113,7 @@ def read_usage(
     )
     unused = and_(documents.c.tenant == tenant, documents.c.path.not_in(used_documents))
     is_used = usage_totals.c.tenant == tenant, usage_totals.c.dimension == "all", usage_totals.c.requests > 0
-    first_day = select(func.min(usage_totals.c.day)).where(*is_used)
+    first_day = connection.execute(select(func.min(usage_totals.c.day)).where(*is_used)).scalar()
     unused_count = connection.execute(select(func.count()).select_from(documents).where(unused)).scalar_one()
     unused_paths = connection.execute(select(documents.c.path).where(unused).order_by(documents.c.path).limit(limit))
     return RollupReport(
@@ -128,7 +127,7 @@ def read_usage(
         turns=[TurnUsage._make(row) for row in connection.execute(turns)],
         unused_documents=UnusedDocuments(unused_count, tuple(sorted(unused_paths.scalars()))),
         pending_branches=count_pending_branches(connection, tenant),
-        first_day=connection.execute(first_day).scalar(),
+        first_day=format_day(first_day) if first_day is not None else None,
     )
 
 
@@ -171,19 +170,19 @@ def _read_groups(
         query = query.having(sums[unused] == 0, sums["candidates"] > 0)
     # A sum is a decimal number on PostgreSQL.
     rows = ((row[0], dict(zip(names, map(int, row[1:]), strict=True))) for row in connection.execute(query))
-    return [UsageGroup(name, None, UsageCounts(**counts)) for name, counts in rows]
+    return [UsageGroup(name, UsageCounts(**counts)) for name, counts in rows]
 
 
 def read_document_pairs(connection: Connection, tenant: str, *, limit: int = 100) -> list[DocumentPair]:
     """Documents that are used together, in the most conversations first."""
     order = document_pairs.c.conversations.desc(), document_pairs.c.first.desc(), document_pairs.c.second.desc()
     query = (
-        select(*(document_pairs.c[name] for name in DocumentPair._fields))
+        select(document_pairs.c.first, document_pairs.c.second, document_pairs.c.conversations)
         .where(document_pairs.c.tenant == tenant)
         .order_by(*order)
         .limit(limit)
     )
-    return [DocumentPair._make(row) for row in connection.execute(query)]
+    return [DocumentPair(*row) for row in connection.execute(query)]
 
 
 def count_pending_branches(connection: Connection, tenant: str) -> int:
@@ -273,17 +272,23 @@ def list_conversation_costs(
     ]
 
 
-class SubAgentCost(NamedTuple):
-    """What sub-agents cost that a conversation started, or one of its turns."""
+@dataclass(frozen=True, slots=True)
+class SubAgentCost:
+    """What sub-agents cost that a conversation or a turn of it started. It is not in the cost of these."""
 
-    sub_agents: int = 0
-    cost_nanos: int = 0
-    """A lower bound if calls have no known price."""
-    unpriced_requests: int = 0
+    sub_agents: int
+    """Number of the sub-agents."""
+    cost_usd: float
+    """Cost of all their calls; a lower bound if `unpriced_requests` is not 0."""
+    unpriced_requests: int
+    """Their model calls whose cost is not known."""
+
+
+NO_SUB_AGENTS = SubAgentCost(0, 0.0, 0)
 
 
 class SubAgentCosts(NamedTuple):
-    total: SubAgentCost = SubAgentCost()
+    total: SubAgentCost = NO_SUB_AGENTS
     turns: Mapping[tuple[int, int], SubAgentCost] = MappingProxyType({})
     """By branch and last reply of the turn in which a sub-agent was called."""
 
@@ -320,17 +325,15 @@ def read_sub_agent_costs(connection: Connection, tenant: str, conversation: str,
             at = _find_time(questions, turn)
             _, branch, seq = starts[max(0, bisect_right(starts, (at, sys.maxsize, 0)) - 1)]
             by_turn[branch, seq].append(turn)
-    return SubAgentCosts(
-        SubAgentCost(len(own), sum(each.cost_nanos for each in own), sum(each.unpriced_requests for each in own)),
-        {
-            key: SubAgentCost(
-                len({turn.conversation for turn in each}),
-                sum(turn.cost_nanos for turn in each),
-                sum(turn.unpriced_requests for turn in each),
-            )
-            for key, each in by_turn.items()
-        },
-    )
+
+    def add_up(costs: "Sequence[ConversationCost | TurnUsage]") -> SubAgentCost:
+        return SubAgentCost(
+            len({each.conversation for each in costs}),
+            sum(each.cost_nanos for each in costs) / NANOS_PER_DOLLAR,
+            sum(each.unpriced_requests for each in costs),
+        )
+
+    return SubAgentCosts(add_up(own), {key: add_up(each) for key, each in by_turn.items()})
 
 
 def _read_question_times(

@@ -4,7 +4,7 @@ import type { components } from "./schema";
 
 type Schemas = components["schemas"];
 
-export type Finding = Schemas["ScanFindingSchema"];
+export type Finding = Schemas["Finding"];
 export type FindingList = Schemas["ScanReportSchema"];
 export type Conversation = Schemas["ConversationSchema"];
 export type ConversationPage = Schemas["Page_ConversationSchema_"];
@@ -27,7 +27,7 @@ export type ForwardedForm = Forwarding["form"];
 export type Origin = Schemas["ConversationOrigin"];
 export type TimelinePage = Schemas["TimelineSchema"];
 export type CacheReport = Schemas["CacheReportSchema"];
-export type TimelineEvent = Schemas["TimelineEventSchema"];
+export type TimelineEvent = Schemas["TimelineEvent"];
 export type RequestDiff = Schemas["RequestDiffSchema"];
 export type DecisionChange = Schemas["DecisionChangeSchema"];
 export type Replay = Schemas["ReplaySchema"];
@@ -95,4 +95,4 @@ export type Estimate = Schemas["EstimateSchema"];
 export type NewBacktest = Partial<Schemas["NewBacktest"]>;
 export type UsageGroup = Schemas["UsageGroupSchema"];
 export type TurnCost = Schemas["TurnCostSchema"];
-export type Suggestion = Schemas["SuggestionSchema"];
+export type Suggestion = Schemas["UsageSuggestion"];

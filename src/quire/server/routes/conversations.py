@@ -14,7 +14,6 @@ from quire.rows.branches import choose_branch_used_last
 from quire.schemas import JsonModel
 from quire.schemas.entries import EntrySchema, entry_to_schema
 from quire.schemas.records import BranchSchema, ConversationSchema, IntegrityFaultSchema
-from quire.schemas.stats import SubAgentCostSchema
 from quire.server.caller import Caller
 from quire.server.dependencies import (
     AfterSeq,
@@ -36,6 +35,7 @@ from quire.server.dependencies import (
 from quire.server.sized_responses import respond_sized
 from quire.server.turn_submission import append_once
 from quire.store import SqlStore
+from quire.usage.report import SubAgentCost
 
 router = APIRouter(prefix="/api/conversations", tags=["conversations"])
 origins_router = APIRouter(prefix="/api/origins", tags=["conversations"])
@@ -48,7 +48,7 @@ class ConversationDetailSchema(ConversationSchema):
         "`unpriced_requests` is not 0."
     )
     unpriced_requests: int = Field(description="Model calls whose cost is not known.")
-    sub_agents: SubAgentCostSchema
+    sub_agents: SubAgentCost
     branches: list[BranchSchema]
     branch_used_last: int = Field(description="Number of the branch that was appended to last.")
     can_share: bool = Field(description="Whether the caller can let others read it: people sign in, and it is theirs.")
@@ -204,7 +204,7 @@ async def _load_detail(store: SqlStore, caller: Caller, conversation: str) -> Co
         owner=record.owner,
         cost_usd=await store.get_conversation_cost(conversation),
         unpriced_requests=(await store.usage.read_conversation(conversation)).unpriced_requests,
-        sub_agents=SubAgentCostSchema.from_cost((await store.usage.read_sub_agents(record)).total),
+        sub_agents=(await store.usage.read_sub_agents(record)).total,
         branches=[BranchSchema.from_record(branch) for branch in branches],
         branch_used_last=choose_branch_used_last(branches).number,
         can_share=caller.user is not None and caller.tenant == make_space(caller.team, caller.user),

@@ -8,10 +8,11 @@ from fastapi.concurrency import run_in_threadpool
 
 from quire.engine import Engine
 from quire.engine.source_scan import find_sources, read_findings
+from quire.findings.report import FindingsReport
 from quire.schemas.findings import ScanReportSchema
-from quire.schemas.stats import DocumentGraphSchema, StatsSchema
+from quire.schemas.stats import DocumentGraphSchema, StatsSchema, load_stats
 from quire.server.dependencies import SearchEngine, StateDep
-from quire.usage.insights import count_usage, read_insights
+from quire.usage.insights import count_usage
 from quire.usage.report import USAGE_GROUPINGS, UsageGrouping
 
 router = APIRouter(prefix="/api/stats", tags=["stats"])
@@ -41,21 +42,16 @@ async def read_stats(
     """Reads tokens, cost, cache share, compactions and recall of the tenant, the items in use, and the turns that cost
     most. It reads a roll-up, so it is quick for any number of turns."""
     await _count_inline(engine)
-    store = engine.store
-    insights = await read_insights(store.usage, since=since, groupings=by or USAGE_GROUPINGS, limit=limit)
-    ids = {turn.conversation for turn in insights.report.turns}
-    records = await store.fill_titles(*[await store.get_conversation(each) for each in sorted(ids)])
-    sub_agents = {each.id: await store.usage.read_sub_agents(each) for each in records}
-    return StatsSchema.from_insights(insights, records, sub_agents)
+    return await load_stats(engine.store, since=since, groupings=by or USAGE_GROUPINGS, limit=limit)
 
 
-@router.get("/findings")
-async def list_findings(engine: SearchEngine, state: StateDep) -> ScanReportSchema:
+@router.get("/findings", response_model=ScanReportSchema)
+async def list_findings(engine: SearchEngine, state: StateDep) -> FindingsReport:
     """Lists what imported sessions cost and wasted, the most expensive first, each with its evidence. Files that their
     program will delete are listed on the server of the user alone."""
     await _count_inline(engine)
     found = await run_in_threadpool(find_sources, state.environ) if state.is_local else []
-    return ScanReportSchema.from_report(await read_findings(engine.store, found))
+    return await read_findings(engine.store, found)
 
 
 @router.get("/references")
@@ -64,7 +60,10 @@ async def read_document_graph(
 ) -> DocumentGraphSchema:
     """Lists pairs of documents that the same conversations use, those with the most conversations first."""
     await _count_inline(engine)
-    return DocumentGraphSchema.from_pairs(await engine.store.usage.read_document_pairs(limit=limit))
+    pairs = await engine.store.usage.read_document_pairs(limit=limit)
+    return DocumentGraphSchema(
+        documents=sorted({name for each in pairs for name in (each.first, each.second)}), pairs=pairs
+    )
 
 
 async def _count_inline(engine: Engine) -> None:

@@ -8,10 +8,12 @@ from pydantic import BaseModel, Field
 from quire.engine.client_compactions import find_client_compactions
 from quire.errors import EntryNotFound
 from quire.ledger import load_sent_body
+from quire.ledger.cache_breaks import CacheBreak
+from quire.ledger.cache_history import CacheReport
 from quire.ledger.timeline import MAX_TIMELINE_ROWS, load_timeline
 from quire.log import MAIN_BRANCH
 from quire.model import Decision, Manifest
-from quire.schemas.cache_breaks import CacheReportSchema
+from quire.schemas import JsonModel
 from quire.schemas.context import (
     ClientCompactionSchema,
     ReplaySchema,
@@ -31,6 +33,12 @@ class RequestListSchema(BaseModel):
 
 class ClientCompactionListSchema(BaseModel):
     items: list[ClientCompactionSchema] = Field(description="Oldest first.")
+
+
+class CacheReportSchema(JsonModel):
+    requests: int = Field(description="Newest requests of the branch that were compared; at most 500.")
+    unknown: str | None = Field(description="What is not known about them; null if everything is.")
+    breaks: list[CacheBreak] = Field(description="Oldest first.")
 
 
 class RequestRecordSchema(BaseModel):
@@ -84,12 +92,12 @@ async def list_client_compactions(engine: ReadEngine, conversation: Conversation
     return ClientCompactionListSchema(items=[ClientCompactionSchema.from_compaction(each) for each in found])
 
 
-@router.get("/api/conversations/{conversation}/cache-breaks")
+@router.get("/api/conversations/{conversation}/cache-breaks", response_model=CacheReportSchema)
 async def list_cache_breaks(
     engine: ReadEngine, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
-) -> CacheReportSchema:
+) -> CacheReport:
     """Lists the requests of which the provider's prompt cache served less than it could have, and why."""
-    return CacheReportSchema.from_report(await (await load_conversation(engine, conversation, branch)).cache_breaks())
+    return await (await load_conversation(engine, conversation, branch)).cache_breaks()
 
 
 @router.get(REQUESTS_PATH + "/{seq}")

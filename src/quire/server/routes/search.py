@@ -12,7 +12,6 @@ from quire.engine.search import (
     search_memories,
     search_messages,
 )
-from quire.index.types import SearchHit
 from quire.model import Role
 from quire.schemas import JsonModel
 from quire.schemas.search import MessageHitSchema
@@ -30,24 +29,16 @@ MAX_TIME_MICROS = 2**63 - 1
 
 
 class DocumentHitSchema(JsonModel):
-    path: str
+    path: str = Field(validation_alias="key")
     title: str
     text: str = Field(description="The matching passage.")
     score: float
 
-    @classmethod
-    def from_hit(cls, hit: SearchHit) -> "DocumentHitSchema":
-        return cls(path=hit.key, title=hit.title, text=hit.text, score=hit.score)
-
 
 class MemoryHitSchema(JsonModel):
-    id: str
+    id: str = Field(validation_alias="key")
     text: str
     score: float
-
-    @classmethod
-    def from_hit(cls, hit: SearchHit) -> "MemoryHitSchema":
-        return cls(id=hit.key, text=hit.text, score=hit.score)
 
 
 class SearchResultsSchema(JsonModel):
@@ -129,12 +120,8 @@ async def search(
     memories = await search_memories(engine, query, limit=limit)
 
     def build() -> SearchResultsSchema:
-        return SearchResultsSchema(
-            messages=[MessageHitSchema.from_hit(each) for each in results.messages],
-            documents=[DocumentHitSchema.from_hit(hit) for hit in documents],
-            memories=[MemoryHitSchema.from_hit(hit) for hit in memories],
-            complete=results.complete,
-        )
+        found = {**results._asdict(), "documents": documents, "memories": memories}
+        return SearchResultsSchema.model_validate(found)
 
     size = sum(len(each.entry.raw) for each in results.messages)
     return await respond_sized(size, build)
