@@ -6,12 +6,13 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -308,6 +309,44 @@ def test_an_agent_outlives_its_server(run_home: RunHome, *, has_service: bool):
     assert len(run_home.requests) == 4
     assert asyncio.run(run_home.count_replies()) == 4
     assert asyncio.run(run_home.load_keys()) == [("quire run claude", True)]
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ([0.0], "1 request passed unrecorded at 00:00:00: "),
+        ([75.0, 0.0], "2 requests passed unrecorded from 00:00:00 to 00:01:15: "),
+    ],
+)
+def test_a_gap_has_its_times(monkeypatch: pytest.MonkeyPatch, times: list[float], expected: str):
+    monkeypatch.setattr(run_host.time, "localtime", time.gmtime)
+    assert run_host.describe_gap(times).startswith(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly  # a database that is locked is waited for a minute
+def test_what_passes_while_the_database_does_not_answer_is_counted_at_the_end(run_home: RunHome):
+    folder = run_home.folder / "calls"
+    folder.mkdir()
+    process = subprocess.Popen(
+        [PROGRAM, "run", "claude"],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=run_home.folder,
+        env=run_home.build_environment(FAKE_AGENT_FOLDER=str(folder)),
+    )
+    wait_for_report(run_home, process)
+    with closing(sqlite3.connect(run_home.folder / "quire.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        (folder / "call-1").touch()
+        wait_until((folder / "answer-1").exists)
+        other.execute("ROLLBACK")
+    (folder / "end").touch()
+    _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert (folder / "answer-1").read_text() == "200"
+    assert len(run_home.requests) == 2
+    assert asyncio.run(run_home.count_replies()) == 1
+    assert re.search(r"1 request passed unrecorded at \d\d:\d\d:\d\d: the database did not answer", errors), errors
 
 
 @pytest.mark.slow

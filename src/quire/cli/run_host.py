@@ -10,9 +10,11 @@ import asyncio
 import gc
 import json
 import os
+import re
 import signal
 import socket
 import sys
+import time
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -69,6 +71,8 @@ MAX_NAMED_FACTS, MAX_FACT_CHARS = 5, 100
 KEY_DAYS = 30
 """Validity of the key of a run, which is revoked at the end of the run."""
 RUN_PREFIX = "/run/"
+TURN_PATH = re.compile(r"/(messages|responses|chat/completions)$|:(stream)?[gG]enerateContent")
+"""Paths that create a reply. Others, such as those that count tokens, are never recorded."""
 SendMessage = Callable[[Mapping[str, Any] | str], None]
 """Sends an answer: an object, or the text of one line."""
 
@@ -154,6 +158,8 @@ class HostedRun:
     conversations: dict[str, None]
     """Its conversations, in the order of their last requests. The run keeps them for the next server."""
     requests: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    unrecorded: list[float] = field(default_factory=list[float])
+    """When requests for a reply passed unrecorded, in seconds since 1970."""
 
     def note_conversation(self, name: str) -> None:
         if next(reversed(self.conversations), None) != name:
@@ -193,9 +199,12 @@ class RunHost:
 
         async def observe_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                name = Headers(raw=message["headers"]).get("x-quire-conversation")
+                headers = Headers(raw=message["headers"])
+                name = headers.get("x-quire-conversation")
                 if name is not None:
                     run.note_conversation(decode_conversation_header(name))
+                if headers.get("x-quire-recorded") == "no" and TURN_PATH.search(rest):
+                    run.unrecorded.append(time.time())
             await send(message)
 
         try:
@@ -274,6 +283,8 @@ class RunHost:
                     result = await _describe_result(
                         state, plan.options.settings, [*run.conversations], since=started_at
                     )
+                    if run.unrecorded and plan.options.settings.record_unstored:
+                        result.append(describe_gap(run.unrecorded))
                     notes = [sanitize(each) for each in result]
         except QuireError as error:
             send({"error": sanitize(str(error)), "exit_code": to_exit_code(error), "notes": []})
@@ -373,6 +384,14 @@ async def _describe_result(
     title = to_one_line(newest.title, MAX_TITLE_CHARS)
     commands = f"  `quire context show {newest.id} --messages`, or `quire serve --open`"
     return [f"Quire recorded “{title}”\n{commands}", *await describe_losses(state.store, newest, since=since)]
+
+
+def describe_gap(times: Sequence[float]) -> str:
+    """Says from when to when requests passed without being recorded."""
+    first, last = (time.strftime("%H:%M:%S", time.localtime(each)) for each in (min(times), max(times)))
+    count = "1 request passed" if len(times) == 1 else f"{len(times)} requests passed"
+    period = f"at {first}" if first == last else f"from {first} to {last}"
+    return f"{count} unrecorded {period}: the database did not answer, or Quire could not read them."
 
 
 async def describe_losses(store: "SqlStore", conversation: "ConversationRecord", *, since: int) -> list[str]:

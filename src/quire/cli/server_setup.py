@@ -78,6 +78,9 @@ def build_options(
     # The server may run in another folder.
     given = {name: getattr(settings, name) for name in PATH_SETTINGS}
     located = {name: str(folder / Path(path).expanduser()) for name, path in given.items() if path is not None}
+    # The user's own agent must not stop because a disk is full. Keys with a cap are refused all the same.
+    if local and "on_store_failure" not in settings.model_fields_set:
+        located["on_store_failure"] = "pass_through"
     settings = settings.model_copy(update=located)
     if settings.agent is not None:
         from quire.context.agent_loader import load_agent

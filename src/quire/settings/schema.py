@@ -368,7 +368,8 @@ class Settings(FrozenModel):
     )
     on_store_failure: Literal["refuse", "pass_through"] = Field(
         default="refuse",
-        description="While the database is unavailable, the gateway refuses requests or passes them through.",
+        description="While the database is unavailable, the gateway refuses requests or passes them through. A server "
+        "of the local user alone passes them through unless this is set.",
     )
     upstream_timeout: float = Field(
         default=600.0, gt=0, description="Seconds without output after which a call of an upstream times out."
