@@ -24,7 +24,10 @@ def find_plugins(group: PluginGroup) -> Mapping[str, EntryPoint]:
     Read once: the metadata of every installed package takes tens of milliseconds.
     """
     found: dict[str, EntryPoint] = {}
-    for point in sorted(entry_points(group=group), key=lambda each: not _is_own(each)):
+    points = entry_points(group=group)
+    # A distribution parses its metadata at each access to its name, so each is asked once.
+    own = {dist for dist in {point.dist for point in points} if dist is not None and dist.name == OWN_DISTRIBUTION}
+    for point in sorted(points, key=lambda each: each.dist not in own):
         if point.name in found:
             _warn(point, f"the name is taken by {found[point.name].value}")
         else:
