@@ -212,10 +212,10 @@ def copy_home(template: CliHome, to: Path) -> CliHome:
     return CliHome(to)
 
 
-def invoke_cli(*words: str, input: str | None = None) -> Result:
+def invoke_cli(*words: str, input: str | None = None, **options: Any) -> Result:
     from quire.cli.app import app
 
-    return CliRunner().invoke(app, list(words), input=input)
+    return CliRunner().invoke(app, list(words), input=input, **options)
 
 
 def run_json(*words: str, input: str | None = None) -> Any:

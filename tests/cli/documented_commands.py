@@ -10,6 +10,7 @@ import typer
 from quire.cli.app import app
 
 ROOT = Path(__file__).parents[2]
+ROOT_COMMAND: Any = typer.main.get_command(app)
 FOLDERS = (".github", "deploy", "docs", "examples", "packages", "plugins")
 PAGES = (*sorted(ROOT.glob("*.md")), *sorted(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md")))
 TUTORIAL_PAGE = "tutorial.md"
@@ -214,7 +215,7 @@ def parse_quire(line: str) -> bool:
     Returns False if something is missing that the program needs, or if the line only names a command.
     """
     words = shlex.split(PLACEHOLDER.sub("7", SHELL_OPERATOR.split(line)[0]))[1:]
-    command: Any = typer.main.get_command(app)
+    command: Any = ROOT_COMMAND
     if words[0].startswith("-"):
         assert words[0] in {"--help"} | {name for option in command.params for name in option.opts}, line
         return False

@@ -11,13 +11,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 from chat_harness import QUIRE_PROGRAM
+from cli_fixtures import invoke_cli
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_server import ScriptedServer, scripted_server
 from test_startup import RUN_COMMAND, list_imports
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from quire.cli.app import app
 from quire.cli.ask import build_question, fence_text
 from quire.context.vault import Vault
 from quire.errors import InvalidRequest
@@ -44,7 +44,7 @@ def home(tmp_path: Path, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 
 
 def ask(*words: str, piped: str = "") -> Result:
-    return CliRunner().invoke(app, ["ask", *words], input=piped)
+    return invoke_cli("ask", *words, input=piped)
 
 
 def test_the_reply_is_all_that_goes_to_standard_output(home: Path):
@@ -132,7 +132,7 @@ def test_without_a_key_the_error_says_what_to_do(home: Path, monkeypatch: pytest
 def test_without_a_key_no_conversation_is_created(home: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("QUIRE_BASE_URL")
     assert ask("Hello", "--set", "model=gpt-4o").exit_code == 1
-    listed = CliRunner().invoke(app, ["conversation", "list", "--json"])
+    listed = invoke_cli("conversation", "list", "--json")
     assert json.loads(listed.stdout)["conversations"] == []
 
 

@@ -5,14 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from cli_fixtures import invoke_cli
 
-from quire.cli.app import app
 from quire.db.migrate import SCHEMA_VERSION
 
 
 def invoke_db(*words: str) -> tuple[int, str]:
-    outcome = CliRunner().invoke(app, list(words))
+    outcome = invoke_cli(*words)
     return outcome.exit_code, outcome.output
 
 

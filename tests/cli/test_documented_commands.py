@@ -59,7 +59,7 @@ TIMEOUT_SECONDS = 120
 
 COMMANDS = list_commands()
 RUN_COMMANDS = [command for command in COMMANDS if is_run(command)]
-CI_PAGES = ("README.md", "docs/index.md")
+CI_PAGES = ("README.md",)
 """Pages whose commands run in CI; test_every_command.py runs the example of every command in this process."""
 
 

@@ -10,28 +10,31 @@ import pytest
 
 from infra.agent_homes import write_clean_session
 from infra.hostile_databases import KINDS, write_database
+from infra.sizes import IS_FULL_SIZE
 
 SCAN_SECONDS = 120
 """CPU time that the scan may take. On an idle machine it is done in a quarter of that."""
 SPARSE_BYTES = 2_000_000_000
+COPIES = 3 if IS_FULL_SIZE else 1
+"""Of each hostile file."""
 
 
 def write_hostile_home(home: Path) -> int:
-    """Writes 40 files, and returns their number."""
+    """Writes `COPIES` of 13 files, and one more; returns their number."""
     data, projects = home / ".local" / "share", home / ".claude" / "projects"
-    for number in range(3):
+    for number in range(COPIES):
         for kind in KINDS:
             write_database(data / "opencode" / f"opencode-{number}-{kind.replace(' ', '-')}.db", kind)
     for folder, name in ((projects / "-p", "s{}.jsonl"), (home / ".continue" / "sessions", "{}.json")):
         folder.mkdir(parents=True)
-        for number in range(3):
+        for number in range(COPIES):
             (folder / name.format(f"deep{number}")).write_bytes(b'{"type": "user", "message": ' + b"[" * 2_000_000)
             with (folder / name.format(f"sparse{number}")).open("wb") as stream:
                 stream.truncate(SPARSE_BYTES)
     sessions = home / ".codex" / "sessions" / "2026"
     sessions.mkdir(parents=True)
-    for number in range(3):
-        (sessions / f"rollout-{number}.jsonl").symlink_to(sessions / f"rollout-{(number + 1) % 3}.jsonl")
+    for number in range(COPIES):
+        (sessions / f"rollout-{number}.jsonl").symlink_to(sessions / f"rollout-{(number + 1) % COPIES}.jsonl")
         (sessions / f"circle-{number}").symlink_to(home)
         (projects / f"circle-{number}").symlink_to(projects)
         (data / "opencode" / f"opencode-circle-{number}.db").symlink_to(data / "opencode")
@@ -45,7 +48,7 @@ def write_hostile_home(home: Path) -> int:
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows needs a privilege for symbolic links")
 def test_a_scan_of_a_hostile_home_ends_and_names_what_it_skipped(tmp_path: Path):
     home = tmp_path / "home"
-    assert write_hostile_home(home) == 40
+    assert write_hostile_home(home) == 13 * COPIES + 1
     # Older than what a reader holds back as growing.
     for path in home.rglob("*"):
         os.utime(path, (1_760_000_000, 1_760_000_000), follow_symlinks=False)
@@ -70,7 +73,7 @@ def test_a_scan_of_a_hostile_home_ends_and_names_what_it_skipped(tmp_path: Path)
     )
     assert measure_children() - before < SCAN_SECONDS
     assert json.loads(outcome.stdout)["conversations"] >= 1
-    for number in range(3):
+    for number in range(COPIES):
         for kind in ("virtual column", "stored column", "pages in a cycle"):
             assert f"opencode-{number}-{kind.replace(' ', '-')}.db: The file cannot be read" in outcome.stderr
         assert f"sparse{number}.json" in outcome.stderr

@@ -1,7 +1,7 @@
 """A cloned repository tries to run a program, to get a message or a key, or to read a file outside of it.
 
 Each folder has another trick. The user works in it as usual: nothing runs, nothing leaves, and settings that were
-ignored or refused are named.
+ignored or refused are named. A command runs in this process, unless the trick is about how a process starts.
 """
 
 import json
@@ -12,11 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from cli_fixtures import invoke_cli
 
 from infra.scripted_provider import ScriptedProvider, play, run_scripted_provider
 
@@ -110,8 +112,13 @@ class Clone:
             "COLUMNS": "500",
         }
 
-    def run(self, *words: str, stdin: str = "") -> str:
-        """Runs `quire` in the repository, without a terminal, and returns what it prints."""
+    def run(self, *words: str) -> str:
+        """Runs a command in the repository, without a terminal, and returns what it prints."""
+        with chdir(self.repository), patch.dict(os.environ, self.environment, clear=True):
+            return invoke_cli(*words).output
+
+    def start(self, *words: str, stdin: str = "") -> str:
+        """Runs a command as a process."""
         completed = subprocess.run(
             [QUIRE, *words],
             input=stdin,
@@ -126,8 +133,11 @@ class Clone:
     def ask(self) -> str:
         return self.run("ask", "Where is the harbour?")
 
+    def ask_in_process(self) -> str:
+        return self.start("ask", "Where is the harbour?")
+
     def run_agent(self) -> str:
-        return self.run("run", "claude")
+        return self.start("run", "claude")
 
     def send_hook_event(self) -> str:
         """Sends an event as an agent does, and waits until the service in the background has handled it."""
@@ -135,7 +145,7 @@ class Clone:
         transcript.write_text("")
         event = {"hook_event_name": "UserPromptSubmit", "session_id": "s1", "prompt": "Where is the harbour?"}
         more = {"cwd": str(self.repository), "transcript_path": str(transcript)}
-        self.run("hook", "claude-code", stdin=json.dumps(event | more))
+        self.start("hook", "claude-code", stdin=json.dumps(event | more))
         log = self.home / ".local/share/quire/hook.log"
         deadline = time.monotonic() + TIMEOUT_SECONDS
         # The service in the background opens its database, or logs what it ignores, and then what failed.
@@ -191,11 +201,12 @@ def from_parent(settings: str) -> Trick:
     return play
 
 
-def shadow(name: str, work: Callable[[Clone], str]) -> Trick:
-    """A module of the repository has the name of one that Quire imports."""
+def shadow_modules(work: Callable[[Clone], str]) -> Trick:
+    """Modules of the repository have the names of those that Python or Quire imports."""
 
     def play(clone: Clone) -> str:
-        clone.write(name, clone.python_code)
+        for name in ("json", "sitecustomize", "usercustomize", "quire/__init__", "multiprocessing/__init__"):
+            clone.write(f"{name}.py", clone.python_code)
         return work(clone)
 
     return play
@@ -242,17 +253,24 @@ BASE_URL = 'base_url = "{url}"\n'
 UPSTREAM = '[upstreams."*"]\nbase_url = "{url}"\n'
 ask, run_agent, hook = Clone.ask, Clone.run_agent, Clone.send_hook_event
 
+
+def refuse_agent(clone: Clone) -> str:
+    """The command itself decides, before it starts a server or the agent."""
+    return clone.run("run", "claude")
+
+
 REFUSED: dict[str, Trick] = {
     "host": set_and(ask, BASE_URL),
     "host for an agent": set_and(run_agent, BASE_URL),
     "environment variable": set_and(ask, UPSTREAM + 'api_key_env = "AWS_SECRET_ACCESS_KEY"\n'),
-    "token of an agent": set_and(run_agent, UPSTREAM + 'speaks = ["messages"]\ncredentials = "client"\n'),
-    "token by pattern": set_and(run_agent, UPSTREAM.replace("*", "claude-*") + 'speaks = ["messages"]\n'),
+    "token of an agent": set_and(refuse_agent, UPSTREAM + 'speaks = ["messages"]\ncredentials = "client"\n'),
+    "token by pattern": set_and(refuse_agent, UPSTREAM.replace("*", "claude-*") + 'speaks = ["messages"]\n'),
     "database": set_and(ask, 'database_url = "sqlite:///{home}/repository/theirs.db"\n'),
-    "database of a hook": set_and(hook, 'database_url = "sqlite:///{home}/repository/theirs.db"\n'),
-    "database on a host": set_and(hook, 'database_url = "postgresql://u:p@127.0.0.1:9/x"\n'),
+    "database and embeddings of a hook": set_and(
+        hook,
+        'database_url = "sqlite:///{home}/repository/theirs.db"\nembeddings = "{url}"\nembeddings_model = "m"\n',
+    ),
     "embeddings": set_and(ask, 'embeddings = "{url}"\nembeddings_model = "m"\n'),
-    "embeddings of a hook": set_and(hook, 'embeddings = "{url}"\nembeddings_model = "m"\n'),
     "summarizer": set_and(ask, 'summarizer = "theirs"\n' + UPSTREAM),
     "MCP command": set_and(ask, 'agent = "agent.toml"\n', agent__toml=SERVER),
     "MCP file": set_and(
@@ -279,12 +297,9 @@ REFUSED: dict[str, Trick] = {
 
 IGNORED: dict[str, Trick] = {
     "parent of the repository": from_parent(BASE_URL),
-    "json.py and a hook": shadow("json.py", hook),
-    "sitecustomize.py and a hook": shadow("sitecustomize.py", hook),
-    "package quire and a hook": shadow("quire/__init__.py", hook),
-    "multiprocessing and an agent": shadow("multiprocessing/__init__.py", run_agent),
-    "json.py and an agent": shadow("json.py", run_agent),
-    "usercustomize.py and an answer": shadow("usercustomize.py", ask),
+    "modules and a hook": shadow_modules(hook),
+    "modules and an agent": shadow_modules(run_agent),
+    "modules and an answer": shadow_modules(Clone.ask_in_process),
     ".env": lambda clone: str(clone.write(".env", f"QUIRE_BASE_URL={clone.eavesdropper.url}\n")) and clone.ask(),
     "settings of another tool": lambda clone: (
         str(clone.write("pyproject.toml", f'[tool.quire]\nbase_url = "{clone.eavesdropper.url}"\n')) and clone.ask()

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from cli_fixtures import invoke_cli
 from scripted_server import ScriptedServer, scripted_server
-from typer.testing import CliRunner
 
 from quire.cli import init as module
-from quire.cli.app import app
 from quire.cli.init import (
     DEFAULT_SERVER_ADDRESSES,
     PROVIDER_KEYS,
@@ -57,7 +56,7 @@ def server() -> Iterator[ScriptedServer]:
 
 
 def invoke_init(*words: str) -> tuple[int, str]:
-    outcome = CliRunner().invoke(app, ["init", *words])
+    outcome = invoke_cli("init", *words)
     return outcome.exit_code, outcome.output
 
 

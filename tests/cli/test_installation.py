@@ -93,7 +93,10 @@ def test_every_extra_has_a_program_that_needs_no_other():
     assert set(SMOKE_PROGRAMS) == set(EXTRAS)
 
 
-def test_the_program_is_the_library_of_the_same_version_with_the_standard_extra(tmp_path: Path):
+def test_the_program_is_the_library_of_the_same_version_with_the_standard_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("QUIRE_REPOSITORY_URL", "https://example.org/quire/")
     wheel = build_program_wheel(ROOT, tmp_path)
     metadata = read_metadata(wheel)
     core = f"quire-core[{{}}]=={metadata['version']}"
@@ -105,15 +108,10 @@ def test_the_program_is_the_library_of_the_same_version_with_the_standard_extra(
         assert [name for name in archive.namelist() if ".dist-info/" not in name] == []
         [entry_points] = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
         assert b"quire = quire.cli:main" in archive.read(entry_points)
-
-
-def test_a_release_has_addresses_and_a_readme_without_relative_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("QUIRE_REPOSITORY_URL", "https://example.org/quire/")
-    metadata = read_metadata(build_program_wheel(ROOT, tmp_path))
+    # A release has addresses, and a README without relative links.
     addresses = dict(line.split(", ") for line in metadata.get_all("project-url") or [])
     assert addresses["Source"] == "https://example.org/quire"
-    readme = str(metadata.get_payload())
-    targets = re.findall(r"\]\(([^)\s]+)", readme)
+    targets = re.findall(r"\]\(([^)\s]+)", str(metadata.get_payload()))
     assert len(targets) > 30
     assert [target for target in targets if not target.startswith(("https://", "#"))] == []
     tag = f"v{metadata['version']}"

@@ -7,12 +7,10 @@ from typing import Any, get_args
 
 import httpx2
 import pytest
-from cli_fixtures import TIDES_ID, CliHome, run_json
+from cli_fixtures import TIDES_ID, CliHome, invoke_cli, run_json
 from scripted_server import scripted_server
-from typer.testing import CliRunner
 
 from quire.access.keys import KEY_SCOPES
-from quire.cli.app import app
 from quire.cli.engine_setup import load_cli_settings, resolve_database_url
 from quire.context.agent_loader import load_agent
 from quire.model.events import TurnEvent
@@ -105,7 +103,7 @@ def test_the_events_of_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("QUIRE_BASE_URL", server.url)
         monkeypatch.setenv("QUIRE_MODEL", "miller-1")
         monkeypatch.chdir(tmp_path)
-        asked = CliRunner().invoke(app, ["ask", "How many?", "--json", "--conversation", "c"])
+        asked = invoke_cli("ask", "How many?", "--json", "--conversation", "c")
         printed = json.loads(asked.stdout)
         entries = run_json("context", "show", "--messages", "c", "--first", "1")["entries"]
         # The question was answered before, so the API replays its turn from the log.

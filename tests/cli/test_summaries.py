@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_fixtures import invoke_cli
 from scripted_server import ScriptedServer, scripted_server
-from typer.testing import CliRunner
 
-from quire.cli.app import app
 from quire.compaction.extractive_summary import EXTRACT_HEADING
 
-SUMMARY = "## Task\nThe user counts the sheep of twelve fields [#1]."
+SUMMARY = "## Task\nThe user counts the sheep of seven fields [#1]."
 
 
 def answer(newest: str) -> str:
@@ -37,13 +36,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*words: str) -> str:
-    result = CliRunner().invoke(app, list(words), input="")
+    result = invoke_cli(*words, input="")
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def fill_conversation(*options: str) -> None:
-    for number in range(12):
+    for number in range(7):
         run("ask", f"Field {number}: {'there are many sheep ' * 20}", "--conversation", "sheep", *options)
 
 

@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 from cli_fixtures import CliHome, invoke_cli, validate_document
-from typer.testing import CliRunner
 
-from quire.cli.app import app
 from quire.schemas.setup import JobCountsSchema
 
 KINDS = [
@@ -74,16 +72,15 @@ def test_on_postgresql_the_queue_is_needed_and_made_by_an_upgrade(admin_url: str
     refused = invoke_cli("worker", "--once", "--set", f"database_url={database_url}")
     assert refused.exit_code == 1
     assert "`quire db upgrade`" in refused.output
-    upgraded = CliRunner().invoke(app, ["db", "upgrade", admin_url, "--role", "quire_app", "--json"])
+    upgraded = invoke_cli("db", "upgrade", admin_url, "--role", "quire_app", "--json")
     assert json.loads(upgraded.stdout)["queue"].startswith("03.")
     outcome = invoke_cli("worker", "--once", "--set", f"database_url={database_url}", "--json")
     assert outcome.exit_code == 0, outcome.output
     assert [each["kind"] for each in json.loads(outcome.stdout)["jobs"]] == KINDS
 
 
-@pytest.mark.every_database
 def test_a_signal_ends_it_in_order(admin_url: str, database_url: str, tmp_path: Path):
-    CliRunner().invoke(app, ["db", "upgrade", admin_url, "--role", "quire_app"])
+    invoke_cli("db", "upgrade", admin_url, "--role", "quire_app")
     environment = os.environ | {"HOME": str(tmp_path), "QUIRE_DATABASE_URL": database_url}
     command = [sys.executable, "-c", "from quire.cli import main; main()", "worker", "--poll", "0.2"]
     with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as worker:
