@@ -77,7 +77,7 @@ class CuttingRelay:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@pytest.mark.parametrize("speaks", ["responses", "chat"])
+@pytest.mark.parametrize("speaks", ["responses", pytest.param("chat", marks=pytest.mark.nightly)])
 async def test_tool_calls_over_connections_that_are_cut_are_recorded_once(
     store: SqlStore, provider: ScriptedProvider, make_codex: MakeCodex, speaks: WireFormatName
 ):

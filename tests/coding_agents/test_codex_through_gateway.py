@@ -121,6 +121,7 @@ async def test_a_native_session_reaches_the_upstream_byte_for_byte(
     assert session.fork_points == set()
 
 
+@pytest.mark.nightly
 async def test_a_title_is_a_side_call(store: SqlStore, provider: ScriptedProvider, make_codex: MakeCodex):
     """Only Codex in a terminal asks for one, in a thread and a session of its own."""
     provider.script = lambda _: ScriptedReply("It said ahoy.")

@@ -285,6 +285,7 @@ async def test_every_edit_reaches_claude_code(
             await session.run(store, lambda: ask("/compact"))
 
 
+@pytest.mark.nightly
 async def test_every_edit_reaches_codex(store: SqlStore, provider: ScriptedProvider, make_codex: Callable[..., Codex]):
     provider.script = count_calls("exec_command", lambda n: {"cmd": f"seq {n} {n + 400}"})
     upstreams: Any = {"*": {"base_url": provider.openai_url, "speaks": ["responses"]}}

@@ -66,6 +66,7 @@ async def load_main(store: SqlStore) -> list[Entry]:
     return await store.read_range(session.conversation.id, kinds=["message"])
 
 
+@pytest.mark.nightly
 async def test_a_long_session_is_resumed(store: SqlStore, tmp_path: Path):
     async with run_gemini_gateway(store, call_tools(CALL_COUNT)) as (harness, provider):
         agent = Gemini(tmp_path, **get_address(harness))
@@ -91,6 +92,7 @@ async def test_a_long_session_is_resumed(store: SqlStore, tmp_path: Path):
             assert replay.matches, replay.mismatch
 
 
+@pytest.mark.nightly
 async def test_side_calls_are_apart(store: SqlStore, tmp_path: Path):
     async with run_gemini_gateway(store, call_tools(2)) as (harness, provider):
         agent = Gemini(tmp_path, **get_address(harness), model="auto")
@@ -104,6 +106,7 @@ async def test_side_calls_are_apart(store: SqlStore, tmp_path: Path):
         assert [each.origin.purpose for each in others if each.origin is not None] == ["side"] * len(side)
 
 
+@pytest.mark.nightly
 async def test_a_compaction_continues_the_conversation(store: SqlStore, tmp_path: Path):
     async with run_gemini_gateway(store, call_tools(4)) as (harness, provider):
         agent = Gemini(tmp_path, **get_address(harness))

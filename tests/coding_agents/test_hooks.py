@@ -62,6 +62,7 @@ async def test_claude_gets_back_what_its_compaction_removed(
     assert not (claude.home / ".local/share/quire/hooks").exists()
 
 
+@pytest.mark.nightly
 async def test_hooks_store_no_secret_of_a_masked_tenant(
     provider: ScriptedProvider, make_claude: Callable[..., Claude], runtime: Path
 ):
@@ -85,6 +86,7 @@ async def test_hooks_store_no_secret_of_a_masked_tenant(
     run_quire(claude, "hook", "uninstall", "claude-code", "--yes")
 
 
+@pytest.mark.nightly
 async def test_codex_gets_back_what_its_compaction_removed(
     provider: ScriptedProvider, make_codex: Callable[..., Codex], runtime: Path
 ):

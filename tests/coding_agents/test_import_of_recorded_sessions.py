@@ -91,6 +91,7 @@ def add_hooks(claude: Claude) -> None:
     path.write_text(json.dumps({"hooks": hooks}))
 
 
+@pytest.mark.nightly
 async def test_a_turn_with_hooks_between_two_recorded_ones_begins_no_branch(
     store: SqlStore, provider: ScriptedProvider, make_claude: Callable[..., Claude]
 ):
@@ -116,6 +117,7 @@ async def test_a_turn_with_hooks_between_two_recorded_ones_begins_no_branch(
     assert branch == [text for question in ("Greet.", "Alone.", "Back.") for text in (question, *turn)]
 
 
+@pytest.mark.nightly
 async def test_codex_with_and_without_the_gateway(
     store: SqlStore, provider: ScriptedProvider, make_codex: Callable[..., Codex]
 ):
@@ -138,6 +140,7 @@ async def test_codex_with_and_without_the_gateway(
     assert usage.requests == 8
 
 
+@pytest.mark.nightly
 async def test_claude_code_goes_on_through_the_gateway_after_an_import(
     store: SqlStore, provider: ScriptedProvider, make_claude: Callable[..., Claude]
 ):
@@ -154,6 +157,7 @@ async def test_claude_code_goes_on_through_the_gateway_after_an_import(
         assert await import_all(store, "claude-code", recorded.home / ".claude") == (0, 0)
 
 
+@pytest.mark.nightly
 async def test_codex_goes_on_through_the_gateway_after_an_import(
     store: SqlStore, provider: ScriptedProvider, make_codex: Callable[..., Codex]
 ):
@@ -170,6 +174,7 @@ async def test_codex_goes_on_through_the_gateway_after_an_import(
         assert await import_all(store, "codex", recorded.home) == (0, 0)
 
 
+@pytest.mark.nightly
 async def test_a_session_is_one_conversation_while_a_server_imports_its_transcript(
     store: SqlStore, provider: ScriptedProvider, make_claude: Callable[..., Claude]
 ):

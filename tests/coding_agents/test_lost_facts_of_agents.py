@@ -103,6 +103,7 @@ def check(comparisons: list[Comparison]) -> None:
     assert named >= found
 
 
+@pytest.mark.nightly
 async def test_what_the_summaries_of_claude_code_leave_out_is_named(
     store: SqlStore, provider: ScriptedProvider, make_claude: Callable[..., Claude]
 ):

@@ -68,6 +68,7 @@ async def test_claude_code_lists_the_tools_and_finds_a_message_of_codex(
     check_result(result)
 
 
+@pytest.mark.nightly
 async def test_codex_lists_the_tools_and_finds_the_message(
     provider: ScriptedProvider, make_codex: MakeCodex, quire_server: McpServer
 ):

@@ -53,6 +53,7 @@ def test_the_hooks_of_the_plugin_are_those_that_quire_installs() -> None:
     assert {**codex, **own} == codex
 
 
+@pytest.mark.nightly
 async def test_claude_installs_uses_and_removes_the_plugin(
     provider: ScriptedProvider, make_claude: Callable[..., Claude], environment: dict[str, str]
 ):

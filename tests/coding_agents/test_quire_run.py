@@ -119,8 +119,8 @@ def assert_only_upstream_has(home: UserHome, provider: ScriptedProvider, output:
     ("variable", "header", "value"),
     [
         ("CLAUDE_CODE_OAUTH_TOKEN", "authorization", f"Bearer {CANARY}"),
-        ("ANTHROPIC_AUTH_TOKEN", "authorization", f"Bearer {CANARY}"),
-        ("ANTHROPIC_API_KEY", "x-api-key", CANARY),
+        pytest.param("ANTHROPIC_AUTH_TOKEN", "authorization", f"Bearer {CANARY}", marks=pytest.mark.nightly),
+        pytest.param("ANTHROPIC_API_KEY", "x-api-key", CANARY, marks=pytest.mark.nightly),
     ],
 )
 def test_the_login_of_claude_code_is_only_at_the_upstream(home: UserHome, variable: str, header: str, value: str):

@@ -213,6 +213,7 @@ async def test_compactions_of_claude_code(
         await check_log(store, sessions)
 
 
+@pytest.mark.nightly
 @scopes
 @pytest.mark.parametrize(
     "provider_name", ["quire", pytest.param("OpenAI", marks=pytest.mark.nightly)], ids=["summary", "sealed"]
@@ -379,8 +380,9 @@ async def list_compactions(store: SqlStore) -> set[tuple[str, int, int]]:
     }
 
 
+@pytest.mark.nightly
 @scopes
-@pytest.mark.parametrize("agent", ["claude", pytest.param("codex", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("agent", ["claude", "codex"])
 async def test_nothing_else_is_a_compaction(
     store: SqlStore, make_claude: Callable[..., Claude], make_codex: Callable[..., Codex], scope: str, agent: str
 ):

@@ -69,6 +69,7 @@ async def check_given_back(database_url: str, provider: ScriptedProvider) -> Non
     assert stored < size / 5
 
 
+@pytest.mark.nightly
 async def test_requests_of_claude_code_are_given_back(
     database_url: str, provider: ScriptedProvider, make_claude: MakeClaude
 ):
@@ -99,6 +100,7 @@ async def test_requests_of_codex_are_given_back(database_url: str, provider: Scr
     await check_given_back(database_url, provider)
 
 
+@pytest.mark.nightly
 async def test_what_the_provider_clears_of_claude_code_is_named(
     store: SqlStore, provider: ScriptedProvider, make_claude: MakeClaude
 ):

@@ -67,6 +67,7 @@ async def test_sub_agents_of_claude_code(
     await assert_costs(imported, requests)
 
 
+@pytest.mark.nightly
 async def test_sub_agents_of_codex(store: SqlStore, provider: ScriptedProvider, make_codex: Callable[..., Codex]):
     # Codex does not wait for its sub-agent: a command gives it time.
     provider.script = delegate_twice(CODEX_AGENT, WAIT)

@@ -49,7 +49,7 @@ def summarize_remotely(script: Any) -> Any:
     return choose
 
 
-@pytest.mark.parametrize("provider_name", ["quire", "OpenAI"])
+@pytest.mark.parametrize("provider_name", ["quire", pytest.param("OpenAI", marks=pytest.mark.nightly)])
 async def test_an_undone_compaction_is_restored_in_codex(
     store: SqlStore, provider: ScriptedProvider, make_codex: Callable[..., Codex], provider_name: str
 ):
@@ -129,7 +129,8 @@ def run_commands(turns: list[tuple[int, int]]) -> Any:
     return choose
 
 
-@pytest.mark.parametrize("has_brake", [True, pytest.param(False, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("has_brake", [True, False])
 async def test_a_restore_does_not_make_claude_code_compact_again(
     store: SqlStore,
     provider: ScriptedProvider,
@@ -163,43 +164,6 @@ async def test_a_restore_does_not_make_claude_code_compact_again(
 
 
 FACTS = 20
-
-
-async def test_facts_that_a_compaction_removed_come_back(
-    store: SqlStore, provider: ScriptedProvider, make_claude: Callable[..., Claude]
-):
-    """A pinned message is quoted in the first request after the compaction; an undo brings the others back."""
-    provider.script = upstream = BoundThinking(call_and_summarize(run_commands([(FACTS, 40), (1, 5), (1, 5)])))
-    upstreams: Any = {"*": {"base_url": provider.openai_url, "speaks": ["messages"]}}
-    async with run_gateway(store, provider.openai_url, upstreams=upstreams, context_limit=200_000) as harness:
-        claude = make_claude(**get_address(harness))
-
-        async def ask(prompt: str, *flags: str) -> list[ProviderRequest]:
-            requests = len(provider.requests)
-            run = await claude.run(prompt, *flags)
-            assert run.exit_code == 0, run.stdout + run.stderr
-            return [each for each in provider.requests[requests:] if "Bash" in each.tool_names]
-
-        before = await ask("Read on.")
-        assert read_facts(before[-1]) == list(range(1, FACTS + 1))
-        records = await store.list_conversations()
-        [main] = [each for each in records if each.origin is not None and each.origin.purpose is None]
-        base = f"/api/conversations/{main.id}"
-        results = [entry for entry in await store.read_range(main.id, kinds=["message"]) if entry.role == "tool"]
-        answer = await harness.http.post(f"{base}/pins", json={"seq": results[2].seq})
-        assert answer.is_success, answer.text
-        await ask("/compact", "--continue")
-        compacted = (await ask("Go on.", "--continue"))[0]
-        assert read_facts(compacted) == [3]
-        assert "<quire:pinned" in str(compacted.items)
-
-        refused = len(upstream.refused)
-        answer = await harness.http.delete(f"{base}/compaction")
-        assert answer.status_code == 200, answer.text
-        restored = (await ask("Go on.", "--continue"))[0]
-        assert set(read_facts(restored)) >= set(range(1, FACTS + 1))
-        assert len(upstream.refused) == refused
-        assert "<quire:pinned" not in str(restored.items)
 
 
 @pytest.mark.nightly
