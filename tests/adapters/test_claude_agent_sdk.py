@@ -56,7 +56,6 @@ def build_engine(store: SqlStore) -> Engine:
     return Engine(store, EngineConfig.create(Settings(model="gpt-4o")), EngineRuntime())
 
 
-@pytest.mark.every_database
 async def test_a_session_is_loaded_as_it_was_and_its_messages_are_searchable(engine: Engine):
     entries = read_entries()
     store = QuireSessionStore(engine)

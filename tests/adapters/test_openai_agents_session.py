@@ -66,7 +66,6 @@ async def test_a_killed_agent_resumes_from_the_log(url: str):
     await script.check_resumed(url, last)
 
 
-@pytest.mark.every_database
 async def test_items_are_returned_as_they_were_added(session: QuireSession):
     assert isinstance(session, Session)
     assert isinstance(session, OpenAIResponsesCompactionAwareSession)

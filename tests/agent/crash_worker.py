@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, redirect_stdout, suppress
 from io import StringIO
 
@@ -22,6 +23,7 @@ from turn_fixtures import (
 )
 
 from quire.agent.turn import run_turn
+from quire.concurrency import worker_threads
 from quire.llm import ModelChunk, Prompt
 from quire.model import Message
 from quire.model.events import QuestionRecorded, ReplyRecorded, TurnEvent
@@ -76,6 +78,8 @@ def main() -> None:
     for url in sys.stdin:
         child = os.fork()
         if child == 0:
+            # The threads of the warm-up do not survive the fork; work given to them would wait for ever.
+            worker_threads._executor = ThreadPoolExecutor(worker_threads.WORKER_THREADS)
             write_line(f"pid {os.getpid()}")
             with suppress(KeyboardInterrupt):
                 asyncio.run(run_turn_on(url.strip()))

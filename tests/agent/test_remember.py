@@ -30,7 +30,6 @@ async def make_conversation(store: SqlStore) -> Conversation:
     return await Engine(store, EngineConfig.create(settings, agent=agent)).conversation("c")
 
 
-@pytest.mark.every_database
 @pytest.mark.parametrize("decision", [Allow(), Deny(), None])
 async def test_a_memory_is_stored_only_after_approval(store: SqlStore, decision: ApprovalDecision | None):
     conversation = await make_conversation(store)

@@ -90,7 +90,6 @@ async def test_a_question_is_answered(store: SqlStore):
     assert (await conversation.why(question.seq, reply_seq=reply.seq)).reason == "newest"
 
 
-@pytest.mark.every_database
 async def test_tools_are_run_and_the_model_goes_on_from_their_results(store: SqlStore):
     conversation, model = (
         await make_conversation(store),

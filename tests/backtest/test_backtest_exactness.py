@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from infra.long_turn import QUESTION, READ_TOOL, make_steps
+from infra.sizes import IS_FULL_SIZE
 from quire.backtest import BacktestVariant, SimulatedStep, combine_variants, run_backtest, select_conversations
 from quire.engine import Engine, EngineConfig
 from quire.engine.background_jobs import EngineJobKind, InProcessJobs
@@ -90,7 +91,7 @@ async def test_a_chat_is_predicted_to_the_token(store: SqlStore, strategy: str):
     assert {step.step for step in steps} == {1}
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", STRATEGIES if IS_FULL_SIZE else ["hybrid"])
 async def test_a_long_turn_of_an_agent_is_predicted_to_the_token(store: SqlStore, strategy: str):
     engine = make_engine(store, strategy=strategy, window=6_000, tools=[READ_TOOL])
     conversation = await engine.conversation("c")
@@ -126,7 +127,6 @@ def report_more_tokens(message: Message | str) -> Callable[[Prompt], Reply]:
     return reply
 
 
-@pytest.mark.every_database
 async def test_turns_of_the_agent_loop_are_predicted_with_usage_and_history_tools(store: SqlStore):
     engine = make_engine(store, strategy="hybrid", window=3_000, extracts=True)
     conversation = await engine.conversation("c")

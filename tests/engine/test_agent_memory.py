@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 from stable_prefix import encode_stable_prefix
 
 from quire.engine import Conversation, Engine, EngineConfig
@@ -60,7 +59,6 @@ async def test_memory_can_be_switched_off(store: SqlStore, tmp_path: Path):
     assert "tabs" not in str((await (await off.conversation("c")).prepare("Hello")).to_chat())
 
 
-@pytest.mark.every_database
 async def test_an_entry_cites_its_message_and_is_there_in_the_next_conversation(store: SqlStore):
     engine = make_engine(store)
     first = await engine.conversation("first")

@@ -44,7 +44,6 @@ def list_image_data(payload: dict[str, Any]) -> list[str]:
     return urls + [piece["source"]["data"] for piece in pieces if piece["type"] == "image"]
 
 
-@pytest.mark.every_database
 @pytest.mark.parametrize("model", MODELS)
 async def test_an_image_of_the_question_is_sent_with_it_and_replays(store: SqlStore, model: str):
     conversation = await make_engine(store, model).conversation("c")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from infra.sizes import IS_FULL_SIZE
 from quire.compaction.execution import max_summary_tokens
 from quire.compaction.summarizer import Summarizer
 from quire.engine import Conversation, Engine, EngineConfig
@@ -178,7 +179,6 @@ async def test_old_tool_outputs_become_stubs_before_anything_is_cut_off(store: S
     assert await store.verify_conversation("c") == []
 
 
-@pytest.mark.every_database
 async def test_undo_one_by_one_gives_each_view_back_to_the_byte(store: SqlStore):
     model = ScriptedModel(*(f"Summary {number} of rivers [#1]." for number in range(5)))
     conversation = await make_engine(store, model).conversation("c")
@@ -194,7 +194,6 @@ async def test_undo_one_by_one_gives_each_view_back_to_the_byte(store: SqlStore)
         await conversation.undo_compaction()
 
 
-@pytest.mark.every_database
 async def test_what_was_undone_is_redone_one_by_one_until_another_compaction(store: SqlStore):
     model = ScriptedModel(*(f"Summary {number} of rivers [#1]." for number in range(4)))
     conversation = await make_engine(store, model).conversation("c")
@@ -342,7 +341,6 @@ async def test_off_means_that_the_summarizer_is_not_called(store: SqlStore):
     assert model.prompts == []
 
 
-@pytest.mark.every_database
 async def test_a_cap_stops_before_the_next_call_summaries_included(store: SqlStore):
     model = ScriptedModel(GOOD_SUMMARY, repeat=True, name="gpt-4o")
     engine = make_engine(store, model, max_spend=0.02)
@@ -400,7 +398,6 @@ async def test_hooks_come_before_and_after(store: SqlStore):
     assert calls == ["before", "before", "after"]
 
 
-@pytest.mark.every_database
 async def test_a_process_killed_during_the_summary_leaves_the_log_as_it_was(store: SqlStore, database_url: str):
     conversation = await make_engine(store).conversation("c")
     await append_turns(conversation, 20)
@@ -448,15 +445,15 @@ async def test_planted_facts_stay_within_reach(tmp_path: Path, summarizer: str):
         settings = Settings(model="gpt-4o", context_limit=24_000, context_background_threshold=None)
         configured = Summarizer(model=model, window=1_000_000, timeout=60) if model else None
         conversation = await Engine(store, EngineConfig.create(settings, summarizer=configured)).conversation("c")
-        values = {}
-        for turn in range(1_000):
+        values, turns = {}, 1_000 if IS_FULL_SIZE else 250
+        for turn in range(turns):
             planted = ""
             if turn % 5 == 0:
                 values[turn // 5] = f"K-{7_919 * (turn + 1) % 9_000 + 1_000}"
                 planted = f" By the way, vault {turn // 5} opens with {values[turn // 5]}."
             question = f"Tell me more about bend {turn} of the river, and what the water does there.{planted}"
             await conversation.append(question, Message.assistant(f"At bend {turn} the water slows and turns." * 2))
-            if turn % 200 == 199:
+            if (turn + 1) % (turns // 5) == 0:
                 assert await conversation.compact() is not None
         request = await conversation.prepare("Which codes do you know?")
         sent = str(request.to_chat()["messages"])
@@ -467,9 +464,9 @@ async def test_planted_facts_stay_within_reach(tmp_path: Path, summarizer: str):
             readable += "opens with" in (await store.get_entry("c", number)).message.text
         log = " ".join(entry.message.text for entry in await conversation.messages())
         in_log = sum(f"vault {vault} opens with {code}." in log for vault, code in values.items())
-        print(f"\n{summarizer}: {len(in_view)} of 200 in the view, {readable} cited and readable, {in_log} in the log")
-        assert in_log == 200
-        assert len(in_view) >= (180 if summarizer == "scripted" else 60)
+        print(f"\n{summarizer}: {len(in_view)} of {in_log} in the view, {readable} cited and readable")
+        assert in_log == turns // 5
+        assert len(in_view) >= (0.9 if summarizer == "scripted" else 0.3) * in_log
 
 
 async def test_a_summary_is_counted_once_when_it_is_written(store: SqlStore, monkeypatch: pytest.MonkeyPatch):

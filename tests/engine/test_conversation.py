@@ -4,6 +4,7 @@ import asyncio
 import random
 import threading
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from quire.store import SqlStore
 from quire.view.layout import RENDERER_VERSION
 
 STABLE_TURNS = 300 if IS_FULL_SIZE else 100
-REPLAYED_TURNS = 1_000 if IS_FULL_SIZE else 200
+REPLAYED_TURNS = 1_000 if IS_FULL_SIZE else 60
 TOOL = ToolDefinition(name="look", description="Looks.", parameters={"type": "object", "properties": {}})
 
 
@@ -99,7 +100,6 @@ async def test_a_turn_is_sent_answered_and_recorded(store: SqlStore):
     assert (await conversation.why("look", reply_seq=2)).slot == "tools"
 
 
-@pytest.mark.every_database
 async def test_a_tool_loop_continues_from_the_log(store: SqlStore):
     conversation = await make_engine(store).conversation("c")
     request = await conversation.prepare("look it up")
@@ -149,7 +149,6 @@ async def test_the_meter_shows_the_number_that_triggers(store: SqlStore):
     assert {use.slot for use in usage.slots if use.used} >= {"system", "tools", "summary", "messages"}
 
 
-@pytest.mark.every_database
 async def test_the_meter_has_the_whole_of_a_history_that_is_not_read_whole(store: SqlStore):
     engine = make_engine(store)
     conversation = await engine.conversation("c")
@@ -255,8 +254,10 @@ async def test_two_requests_at_once_each_record_their_own_question_and_manifest(
 
 
 @pytest.mark.no_cover  # Coverage would double its time.
-@pytest.mark.parametrize("provider", ["chat", "messages", "responses"])
-@pytest.mark.parametrize("strategy", ["discard", "summarize", "hybrid"])
+@pytest.mark.parametrize(
+    ("strategy", "provider"),
+    list(product(["discard", "summarize", "hybrid"], ["chat", "messages", "responses"]))[:: 1 if IS_FULL_SIZE else 4],
+)
 async def test_the_stable_part_is_a_prefix_of_the_next_requests(store: SqlStore, strategy: str, provider: str):
     """Over many turns with recalled documents, except at a compaction (prefix stability)."""
     chance = random.Random(7)
@@ -308,7 +309,6 @@ async def test_requests_replay_after_their_files_are_gone(tmp_path: Path):
         assert any(row.reason == "excerpted" for each in manifests.values() for row in each.included)
 
 
-@pytest.mark.every_database
 async def test_a_purge_shows_in_the_replay(store: SqlStore):
     conversation = await make_engine(store).conversation("c")
     first, second = await record_turns(conversation, 2)
@@ -413,7 +413,6 @@ async def test_an_overhead_of_short_messages_does_not_shrink_the_window_of_a_lon
     assert long.manifest.max_input_tokens >= 0.995 * long.manifest.policy.max_input_tokens
 
 
-@pytest.mark.every_database
 async def test_a_branch_goes_its_own_way(store: SqlStore):
     conversation = await make_engine(store).conversation("c")
     await record_turns(conversation, 3)

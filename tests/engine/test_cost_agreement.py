@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.builders import property_settings
+from infra.sizes import IS_FULL_SIZE
 from quire.compaction.summarizer import Summarizer
 from quire.engine import Engine, EngineConfig
 from quire.engine.conversation import Conversation
@@ -111,7 +112,7 @@ def sum_prices(usages: list[Usage]) -> float:
     return sum(model_spec_for(usage.model or "").compute_cost(usage).usd for usage in usages)
 
 
-@settings(property_settings, max_examples=8)
+@settings(property_settings, max_examples=8 if IS_FULL_SIZE else 4)
 @given(seed=st.integers(0, 2**32))
 async def test_insights_caps_and_conversations_agree_with_the_sum_of_calls(store: SqlStore, seed: int) -> None:
     tenant = store.for_tenant(f"tenant {next(TENANTS)}")

@@ -13,6 +13,7 @@ import pytest
 
 import quire.sync
 from infra.docs_programs import DOCS, PYTHON, ROOT, assert_printed, run_blocks
+from infra.sizes import IS_FULL_SIZE
 from quire.agent.limits import MCPLimits
 from quire.agent.tool_results import MAX_RESULT_CHARS
 from quire.context.file_imports import ImportLimits
@@ -95,10 +96,13 @@ def test_the_library_tutorial_runs_and_prints_what_it_says(tmp_path: Path):
 
 @pytest.mark.slow
 def test_the_page_on_strategies_runs_and_prints_what_it_says(tmp_path: Path):
+    """At full size the journeys of 200 days too; otherwise they take 20, and what they print is not compared."""
     blocks = list(PYTHON.finditer((DOCS / "strategies.md").read_text()))
     assert len(blocks) >= 4
-    for block, output in zip(blocks, run_blocks([each["code"] for each in blocks], tmp_path), strict=True):
-        assert_printed(output, block["printed"] or "")
+    programs = [each["code"] if IS_FULL_SIZE else each["code"].replace("DAYS = 200", "DAYS = 20") for each in blocks]
+    for program, block, output in zip(programs, blocks, run_blocks(programs, tmp_path), strict=True):
+        if IS_FULL_SIZE or "tried(" not in program:
+            assert_printed(output, block["printed"] or "")
 
 
 def test_the_page_on_search_runs_and_prints_what_it_says(tmp_path: Path):

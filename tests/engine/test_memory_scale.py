@@ -5,7 +5,6 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
 from stable_prefix import encode_stable_prefix
 
 from quire.engine import Engine, EngineConfig
@@ -32,7 +31,6 @@ async def add_facts(store: SqlStore, first: int, last: int) -> None:
         await store.memories.add("helper", text, source="mills.md")
 
 
-@pytest.mark.every_database
 async def test_no_number_of_memories_is_too_many(store: SqlStore):
     """The number of memories in a request never falls to nothing, and the one in question is among them."""
     engine, added, shown = make_engine(store), 0, list[int]()

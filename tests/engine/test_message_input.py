@@ -204,7 +204,6 @@ async def test_a_request_whose_record_failed_can_be_recorded(conversation: Conve
     assert len(await conversation.messages()) == 2
 
 
-@pytest.mark.every_database
 async def test_a_closed_store_says_so(database_url: str):
     async with quire.open(database_url, model="gpt-4o") as engine:
         conversation = await engine.conversation("c")

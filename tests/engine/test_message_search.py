@@ -28,8 +28,6 @@ from quire.search.segments import count_message_terms
 from quire.settings import Settings
 from quire.store import SqlStore
 
-pytestmark = pytest.mark.every_database
-
 WORDS = ("my", "otter", "heron", "badger", "willow", "river", "mill", "tide", "spring", "lake")
 TEXTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=8).map(" ".join)
 ROLES = ("user", "assistant")
@@ -172,6 +170,7 @@ FILTERS = st.builds(
 )
 
 
+@pytest.mark.every_database
 @property_settings
 @given(writes=WRITES, query=TEXTS, where=FILTERS, with_meaning=st.booleans(), more=TEXTS)
 async def test_a_search_scores_every_message_of_the_log(
@@ -322,6 +321,7 @@ async def test_a_hit_shows_where_the_words_are(store: SqlStore):
     assert len(hit.excerpt) < 310
 
 
+@pytest.mark.every_database
 async def test_an_index_of_another_format_is_rebuilt_in_the_background(store: SqlStore, admin_url: str):
     engine = make_engine(store)
     await store.create_conversation("c")
@@ -335,6 +335,7 @@ async def test_an_index_of_another_format_is_rebuilt_in_the_background(store: Sq
     assert {ref.format for ref in await store.message_index.list_segments("c")} == {FORMAT_VERSION}
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("purged", [False, True])
 async def test_a_segment_with_damaged_bytes_is_built_again(store: SqlStore, admin_url: str, purged: bool):
     await store.create_conversation("c")

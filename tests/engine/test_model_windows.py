@@ -185,7 +185,6 @@ async def test_a_turn_continues_after_one_correction_of_the_window(store: SqlSto
     assert engine.policy.window == real
 
 
-@pytest.mark.every_database
 async def test_a_corrected_window_holds_for_the_tenant_that_saw_the_error(store: SqlStore):
     engine = make_engine(store, model="gpt-4o", context_limit=8_000)
     other = Engine(store.for_tenant("other"), engine.config)

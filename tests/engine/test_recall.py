@@ -109,7 +109,6 @@ async def test_recalled_messages_stay_below_the_trigger(store: SqlStore):
     assert max(totals) <= trigger
 
 
-@pytest.mark.every_database
 async def test_several_segments_are_ranked_as_one(store: SqlStore):
     conversation = await make_archived_conversation(make_engine(store), messages=1_200)
     for question, number in (
@@ -121,7 +120,6 @@ async def test_several_segments_are_ranked_as_one(store: SqlStore):
     assert [each.last_seq for each in await store.message_index.list_segments("c")] == [512, 1_024, 1_201]
 
 
-@pytest.mark.every_database
 async def test_a_fork_recalls_what_it_shares_and_not_what_came_after(store: SqlStore):
     engine = make_engine(store)
     await make_archived_conversation(engine, messages=60)
@@ -205,7 +203,6 @@ async def test_by_meaning_other_words_are_found(store: SqlStore):
     assert 40 in scores
 
 
-@pytest.mark.every_database
 async def test_the_model_searches_the_history_itself(store: SqlStore):
     conversation = await make_archived_conversation(make_engine(store))
     call = ToolCallPart(id="1", name="history_search", arguments=json.dumps({"query": "boathouse key", "limit": 3}))

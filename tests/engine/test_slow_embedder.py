@@ -16,8 +16,6 @@ from quire.model import Message
 from quire.settings import Settings
 from quire.store import SqlStore
 
-pytestmark = pytest.mark.every_database
-
 
 class CountingEncoder:
     """The tiny encoder, with a record of what it embeds."""

@@ -7,7 +7,6 @@ from itertools import pairwise
 from random import Random
 from typing import cast
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,7 +87,6 @@ async def make_long_conversation(store: SqlStore, *, turns: int = 24) -> None:
             await conversation.pin(1)
 
 
-@pytest.mark.every_database
 async def test_each_row_equals_its_manifest(store: SqlStore) -> None:
     await make_long_conversation(store)
     timeline = await load_timeline(store, "c")

@@ -97,7 +97,6 @@ async def find(engine: Engine, query: str) -> dict[int, tuple[str, ...]]:
     return {hit.entry.seq: tuple(each.label for each in hit.topics) for hit in found.messages}
 
 
-@pytest.mark.every_database
 async def test_search_and_recall_find_a_message_by_the_words_of_its_topic(store: SqlStore):
     engine = make_engine(store, model := Indexer(answer(*GOOD_TOPICS)))
     conversation = await compact(engine)
@@ -142,7 +141,6 @@ async def test_without_the_setting_or_a_model_it_costs_no_statement(store: SqlSt
     assert names == []
 
 
-@pytest.mark.every_database
 async def test_its_cost_is_the_conversations_and_in_the_statistics(store: SqlStore):
     engine = make_engine(store, Indexer("no JSON", answer(*GOOD_TOPICS)))
     conversation = await write_history(engine)

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from quire.agent.turn import run_turn
 from quire.engine import Conversation, Engine, EngineConfig
 from quire.llm import Reply
@@ -93,7 +91,6 @@ async def test_the_answer_lists_the_compactions_of_its_turn_and_no_others(store:
     assert len(made) > 1
 
 
-@pytest.mark.every_database
 async def test_a_compaction_within_a_turn_is_on_the_answer(store: SqlStore):
     conversation = await make_engine(store, context_limit=4_000, strategy="discard").conversation("c")
     for number in range(5):

@@ -2,15 +2,11 @@
 
 from pathlib import Path
 
-import pytest
-
 from quire.context.vault import Vault
 from quire.engine import Engine, EngineConfig
 from quire.engine.search import search_documents
 from quire.settings import Settings
 from quire.store import SqlStore
-
-pytestmark = pytest.mark.every_database
 
 
 async def index_folder(store: SqlStore, folder: Path) -> Engine:

@@ -21,7 +21,7 @@ from quire.engine import file_import
 from quire.importers.claude_code import ClaudeCodeSource
 
 PLANTED_OF_A_KIND = 6
-CLEAN_SESSIONS = 1_000 if IS_FULL_SIZE else 60
+CLEAN_SESSIONS = 1_000 if IS_FULL_SIZE else 20
 MAX_FALSE = 3 if IS_FULL_SIZE else 0
 
 

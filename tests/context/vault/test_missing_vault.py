@@ -53,7 +53,6 @@ async def test_the_conversation_continues_and_the_link_is_broken(store: SqlStore
     assert (await conversation.replay(reply.seq)).mismatch is None
 
 
-@pytest.mark.every_database
 async def test_a_folder_that_disappears_keeps_its_index(store: SqlStore, tmp_path: Path):
     folder = tmp_path / "notes"
     folder.mkdir()
