@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.builders import make_entries
+from infra.sizes import IS_FULL_SIZE
 from infra.strategies import histories
 from quire.compaction.citations import check_citations
 from quire.compaction.extractive_summary import EXTRACT_HEADING, extract_summary
@@ -158,18 +159,19 @@ def test_it_fits_is_the_same_every_time_and_cites_what_is_there(
 
 
 MIN_FACTS_KEPT = {
-    # Measured at 1,000, 2,000, 4,000 and 8,000 tokens, minus a small margin.
-    "one template": (70, 140, 198, 200),
-    "ten templates": (55, 120, 195, 200),
-    "all distinct": (35, 80, 190, 200),
+    "one template": {1_000: 70, 2_000: 140, 4_000: 198, 8_000: 200},
+    "ten templates": {1_000: 55, 2_000: 120, 4_000: 195, 8_000: 200},
+    "all distinct": {1_000: 35, 2_000: 80, 4_000: 190, 8_000: 200},
 }
+"""By the tokens of the summary: as measured, minus a small margin."""
 
 
 @pytest.mark.parametrize("templates", FACT_TEMPLATES)
 def test_planted_facts_survive_five_compactions(templates: str) -> None:
     block, values = make_chat_with_facts(templates)
     counts: list[int] = []
-    for limit in (1_000, 2_000, 4_000, 8_000):
+    kept = [(limit, least) for limit, least in MIN_FACTS_KEPT[templates].items() if IS_FULL_SIZE or limit == 2_000]
+    for limit, _ in kept:
         text: str | None = None
         for start in range(0, len(block), 400):
             text = extract(block[start : start + 400], previous=text, limit=limit)
@@ -180,14 +182,14 @@ def test_planted_facts_survive_five_compactions(templates: str) -> None:
         cited_facts = {each.seq for each in block if any(value in each.raw and value in text for value in values)}
         assert cited_facts <= set(sources), "every fact in the summary must cite its message"
     print(f"planted facts, {templates}: {counts} of {len(values)}")
-    assert all(count >= least for count, least in zip(counts, MIN_FACTS_KEPT[templates], strict=True)), counts
+    assert all(count >= least for count, (_, least) in zip(counts, kept, strict=True)), counts
 
 
 def test_it_takes_time_in_proportion() -> None:
     """Compares with a quarter of the messages; only the ratio counts, because the machine may be busy."""
     block, _ = make_chat_with_facts("ten templates")
-    small = min(_measure_seconds(block[:500]) for _ in range(3))
-    large = min(_measure_seconds(block) for _ in range(3))
+    small = min(_measure_seconds(block[:250]) for _ in range(3))
+    large = min(_measure_seconds(block[:1_000]) for _ in range(2))
     assert large < 12 * small
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from view_builders import make_message_counter, make_policy, make_view_input
 
 from infra.builders import make_entries, make_entry
+from infra.sizes import IS_FULL_SIZE
 from infra.strategies import histories, questions
 from payload_oracle import count_payload
 from quire.errors import ContextOverflow, InvalidRequest, UnknownStrategy
@@ -31,7 +32,7 @@ from quire.wire import wire_format_for
 from quire.wire.labels import label_text
 from quire.wire.tokens import counter_for
 
-EXAMPLE_COUNT = 8 * settings.default.max_examples
+EXAMPLE_COUNT = (8 if IS_FULL_SIZE else 2) * settings.default.max_examples
 PROVIDERS = ("chat", "messages", "responses")
 MESSAGE_COUNTERS = {provider: make_message_counter(provider) for provider in PROVIDERS}
 TOOL = ToolDefinition(name="read", description="Reads.", parameters={"type": "object", "properties": {}})

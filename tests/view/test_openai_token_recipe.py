@@ -24,7 +24,7 @@ from quire.wire.tokens import counter_for
 if TYPE_CHECKING:
     import tiktoken
 
-CONVERSATION_COUNT = 500 if IS_FULL_SIZE else 200
+CONVERSATION_COUNT = 500 if IS_FULL_SIZE else 40
 """Generated conversations whose tokens are compared with the recipe."""
 
 MODELS = {"gpt-4o": "o200k_base", "gpt-4": "cl100k_base"}

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.sizes import IS_FULL_SIZE
 from quire.model import FilePart, Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from quire.model.secrets import TOKEN_FORMATS, find_secrets, mask_message, mask_secret_values, mask_secrets
 from secret_samples import SecretGenerator, SecretSample, list_samples
@@ -36,40 +37,39 @@ ORDINARY_WORDS = (
 )
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample.kind}-{sample.text[:12]!r}")
-def test_each_format_is_found_and_masked(sample: SecretSample):
-    for text in (sample.text, f"see {sample.text} now", f"({sample.text})", f"x=1\n{sample.text}\ny=2"):
-        [match] = [match for match in find_secrets(text) if sample.value in text[match.start : match.end]]
-        assert match.kind == sample.kind
-        masked = mask_secrets(text)
-        assert sample.value not in masked
-        assert f"…[masked {sample.kind}]" in masked
-        assert mask_secrets(masked) == masked
-
-
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample.kind}-{sample.text[:12]!r}")
-def test_secrets_in_json_strings_are_masked_and_the_json_stays_valid(sample: SecretSample):
-    document = {"command": f"first\n{sample.text}\nlast", "quoted": f'a "{sample.text}" b'}
-    once = json.dumps(document)
-    for text in (once, json.dumps({"arguments": once}), once.replace("/", "\\/")):
-        masked = mask_secrets(text)
-        assert not any(line in json.dumps(json.loads(masked)) for line in sample.value.split("\n") if len(line) > 8)
-        assert masked.count("[masked ") == 2
-    assert sample.value not in json.dumps(mask_secret_values(document))
+@pytest.mark.parametrize("kind", sorted({sample.kind for sample in SAMPLES}))
+def test_each_format_is_found_and_masked(kind: str):
+    for sample in SAMPLES:
+        if sample.kind != kind:
+            continue
+        for text in (sample.text, f"see {sample.text} now", f"({sample.text})", f"x=1\n{sample.text}\ny=2"):
+            [match] = [match for match in find_secrets(text) if sample.value in text[match.start : match.end]]
+            assert match.kind == kind
+            masked = mask_secrets(text)
+            assert sample.value not in masked
+            assert f"…[masked {kind}]" in masked
+            assert mask_secrets(masked) == masked
+        document = {"command": f"first\n{sample.text}\nlast", "quoted": f'a "{sample.text}" b'}
+        once = json.dumps(document)
+        for text in (once, json.dumps({"arguments": once}), once.replace("/", "\\/")):
+            masked = mask_secrets(text)
+            valid = json.dumps(json.loads(masked))
+            assert not any(line in valid for line in sample.value.split("\n") if len(line) > 8)
+            assert masked.count("[masked ") == 2
+        assert sample.value not in json.dumps(mask_secret_values(document))
 
 
 def test_every_token_format_has_a_sample():
     assert {kind for kind, _, _ in TOKEN_FORMATS} <= {sample.kind for sample in SAMPLES}
 
 
-@pytest.mark.parametrize("form", range(len([*SecretGenerator(0).write_key_forms()])))
-def test_a_private_key_is_masked_however_it_is_printed(form: int):
-    text, lines = [*SecretGenerator(0).write_key_forms()][form]
-    for written in (text, json.dumps(text), json.dumps(json.dumps(text))):
-        masked = mask_secrets(f"Before {written} after")
-        assert not [line for line in lines if line in masked or line.replace("/", "\\/") in masked]
-        assert masked.startswith("Before ")
-        assert masked.endswith(" after")
+def test_a_private_key_is_masked_however_it_is_printed():
+    for text, lines in SecretGenerator(0).write_key_forms():
+        for written in (text, json.dumps(text), json.dumps(json.dumps(text))):
+            masked = mask_secrets(f"Before {written} after")
+            assert not [line for line in lines if line in masked or line.replace("/", "\\/") in masked]
+            assert masked.startswith("Before ")
+            assert masked.endswith(" after")
 
 
 def test_a_key_cut_from_a_tool_result_hides_only_the_key():
@@ -229,6 +229,7 @@ HOSTILE_UNITS = (
     "eyJhbGciOi.",
     "fw_aaaaaaaa",
 )
+HOSTILE_CHARS = 200_000 if IS_FULL_SIZE else 50_000
 MAX_SECONDS_PER_MEGABYTE = 3.0
 """CPU time; the slowest of these texts takes a quarter of it."""
 
@@ -250,15 +251,17 @@ def test_a_hostile_text_takes_linear_time(unit: str):
         return min(seconds)
 
     measure(1_000)
-    assert measure(100_000) < 0.1 * MAX_SECONDS_PER_MEGABYTE
-    assert measure(400_000) < 3.5 * measure(200_000)
+    small = measure(HOSTILE_CHARS)
+    assert small < HOSTILE_CHARS / 1_000_000 * MAX_SECONDS_PER_MEGABYTE
+    assert measure(2 * HOSTILE_CHARS) < 3.5 * small
 
 
 @pytest.mark.parametrize("unit", HOSTILE_UNITS)
-@pytest.mark.parametrize("sample", SAMPLES[::7], ids=lambda sample: sample.kind)
-def test_a_secret_in_a_hostile_text_is_masked(unit: str, sample: SecretSample):
+def test_a_secret_in_a_hostile_text_is_masked(unit: str):
     text = unit * 100
-    assert sample.value not in mask_secrets(f"{text} {sample.text} {text}")
+    samples = SAMPLES[:: 7 if IS_FULL_SIZE else 21]
+    found = [each.kind for each in samples if each.value in mask_secrets(f"{text} {each.text} {text}")]
+    assert found == []
 
 
 def test_the_end_of_a_value_may_name_the_next_one():

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from view_builders import make_policy
 
 from infra.builders import make_entries, make_entry
+from infra.sizes import IS_FULL_SIZE
 from infra.strategies import histories
 from payload_oracle import count_payload
 from quire.errors import ContextOverflow
@@ -19,8 +20,8 @@ from quire.wire import wire_format_for
 from quire.wire.labels import label_text
 from quire.wire.tokens import counter_for
 
-REQUEST_COUNT = 3 * settings.default.max_examples
-"""Generated requests for each wire format: 300 in CI."""
+REQUEST_COUNT = (3 if IS_FULL_SIZE else 1) * settings.default.max_examples
+"""Generated requests for each wire format: 300 at full size."""
 
 COUNTERS = {
     "chat": MessageCounter(counter_for("gpt-4o"), wire_format_for("chat", model="gpt-4o")),
