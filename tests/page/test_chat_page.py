@@ -3,6 +3,7 @@
 import re
 import time
 
+import pytest
 from accessibility_faults import run_axe
 from page_server import PageServer
 from playwright.sync_api import Page, Route, expect
@@ -106,6 +107,7 @@ def test_a_search_in_messages_leads_to_the_message(page: Page, page_server: Page
     page.wait_for_function("() => (CSS.highlights.get('found-words')?.size ?? 0) >= 2")
 
 
+@pytest.mark.nightly
 def test_the_palette_runs_commands_and_the_list_pins_archives_and_hides(
     page: Page, page_server: PageServer, demo_conversation: str
 ) -> None:
@@ -198,6 +200,7 @@ def test_a_conversation_is_called_by_its_first_question_until_it_has_a_title(
     expect(link.first).to_have_attribute("aria-current", "page")
 
 
+@pytest.mark.nightly
 def test_the_meter_grows_while_a_reply_comes(page: Page, page_server: PageServer, demo_conversation: str) -> None:
     page.goto(page_server.url(demo_conversation))
     bar = page.get_by_role("img", name=re.compile("^Context window"))
@@ -222,6 +225,7 @@ def test_a_tool_call_opens_to_its_arguments_and_result(
     expect(call).to_contain_text("Leaks at the gate")
 
 
+@pytest.mark.nightly
 def test_what_the_question_names_and_the_context_lacks_is_suggested_once(
     page: Page, page_server: PageServer, demo_conversation: str
 ) -> None:
@@ -269,6 +273,7 @@ def test_an_edited_message_starts_a_branch_and_both_can_be_read(
     expect(page.locator("article[data-seq='3']")).to_contain_text("Is the wheel sound?")
 
 
+@pytest.mark.nightly
 def test_notes_and_files_are_completed_with_the_keyboard(
     page: Page, page_server: PageServer, demo_conversation: str
 ) -> None:
@@ -308,6 +313,7 @@ def test_a_file_dragged_in_goes_with_the_message(page: Page, page_server: PageSe
     expect(page.get_by_role("article").last).to_contain_text("Look at the context")
 
 
+@pytest.mark.nightly
 def test_two_windows_show_the_same(page: Page, page_server: PageServer, demo_conversation: str) -> None:
     other = page.context.new_page()
     other.goto(page_server.url(demo_conversation))
