@@ -22,10 +22,12 @@ from infra.export_samples import (
     read_source,
     write_json,
 )
+from infra.sizes import IS_FULL_SIZE
 from quire.importers.readers import MAX_LINE_BYTES
 from quire.importers.source_fields import MAX_ID_CHARS, MAX_TITLE_CHARS
 from quire.sources.registry import SOURCES
 
+DEPTH = 1_000_000 if IS_FULL_SIZE else 100_000
 CHATGPT_MESSAGE = make_chatgpt_message(
     "assistant",
     content={
@@ -284,10 +286,10 @@ def test_the_same_id_twice_is_an_error(tmp_path: Path):
 
 
 def test_a_long_chain_is_read_without_recursion(tmp_path: Path):
-    nodes = make_nodes({str(n): str(n - 1) if n else None for n in range(10_000)}, empty="")
+    nodes = make_nodes({str(n): str(n - 1) if n else None for n in range(3_000)}, empty="")
     read = read_source(SOURCES["chatgpt"], write_json(tmp_path / "c.json", [make_chatgpt_conversation("c", nodes)]))
     check(read)
-    assert len(read.only.messages) == 10_000
+    assert len(read.only.messages) == 3_000
 
 
 @pytest.mark.parametrize(
@@ -318,8 +320,8 @@ def test_times(tmp_path: Path, value: Any, at: int | None):
         b"\x00" * 1_000,
         b"\xff\xfe[\x00]\x00",
         b"PK\x03\x04garbage",
-        b"[" * 1_000_000,
-        b'{"a":' * 200_000,
+        b"[" * DEPTH,
+        b'{"a":' * (DEPTH // 5),
         b'"' + b"\\" * 999,
         b"SQLite format 3\x00junk",
     ],
@@ -335,12 +337,11 @@ def test_files_of_other_content(name: str, data: bytes, tmp_path: Path):
 
 
 LLM_LOGS = ("llm_0_30.sql", "llm_0_36.sql")
+LOG_JUNK = (None, "", b"\xff\x00", "x" * 5_000, 10**18, -1, "{", "[]", '{"text_ref": [null, {"fragment": "x"}]}')
 
 
 @pytest.mark.parametrize("dump", LLM_LOGS)
-@pytest.mark.parametrize(
-    "junk", [None, "", "x" * 5_000, b"\xff\x00", -1, 10**18, "{", "[]", '{"text_ref": [null, {"fragment": "x"}]}']
-)
+@pytest.mark.parametrize("junk", LOG_JUNK if IS_FULL_SIZE else LOG_JUNK[::2])
 def test_any_value_in_any_column_of_a_log_is_read_or_refused(dump: str, junk: Any, tmp_path: Path):
     path = tmp_path / "logs.db"
     connection = sqlite3.connect(path)
@@ -394,7 +395,7 @@ def count_items(name: str, path: Path) -> int:
 def test_memory_does_not_grow_with_the_file(tmp_path: Path):
     """Ten times as many conversations take the same memory."""
     peaks: list[int] = []
-    for count in (100, 1_000):
+    for count in (100, 1_000) if IS_FULL_SIZE else (30, 300):
         path = tmp_path / f"{count}.json"
         with path.open("w") as stream:
             stream.write("[")

@@ -34,7 +34,7 @@ class AttackSize(NamedTuple):
 
 
 ATTACK_SIZES: dict[Size, AttackSize] = {
-    "small": AttackSize(text_bytes=100_000, messages=2_000, stream_megabytes=2, overlap_bytes=1_000),
+    "small": AttackSize(text_bytes=40_000, messages=1_000, stream_megabytes=2, overlap_bytes=500),
     "full": AttackSize(text_bytes=19_000_000, messages=100_000, stream_megabytes=50, overlap_bytes=20_000),
 }
 
