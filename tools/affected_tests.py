@@ -24,6 +24,7 @@ FOLDERS = {
     "rows": ["cli", "log"],
     "schemas": ["server"],
     "sources": ["importers"],
+    "team": ["server", "log"],
     "store": ["log", "contract"],
     "turns": ["log"],
     "usage": ["log"],
