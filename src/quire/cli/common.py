@@ -286,7 +286,7 @@ async def open_conversation(
 
 
 async def _find_recorded(store: "SqlStore", record: "ConversationRecord") -> "ConversationRecord | None":
-    """What the gateway recorded of an imported session, which is the conversation that the agent goes on in."""
+    """What the gateway recorded of an imported session, which is the conversation that the agent continues."""
     if not record.is_imported or record.origin is None or record.origin.session is None:
         return None
     records = await store.list_session(record.origin.session)

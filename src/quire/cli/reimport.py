@@ -73,10 +73,10 @@ class ReimportNotice:
 
 
 def print_unmerged(unmerged: Mapping[str, str]) -> None:
-    """Names the conversations of a recorded session that stay beside it, and why."""
+    """Names the conversations of a recorded session that are not merged with it, and why."""
     for copy, recorded in unmerged.items():
         print_note(
-            f"{copy} stays beside {recorded}, which the gateway recorded of the same session: it has an edit, a "
+            f"{copy} stays, though the gateway recorded the same session in {recorded}: it has an edit, a "
             "branch, a tag, or messages from before the gateway recorded the session."
         )
 

@@ -324,7 +324,7 @@ class ImportReport:
     merged: dict[str, str] = field(default_factory=dict[str, str])
     """Conversations that were deleted, or would be, because the gateway recorded all of their session; and where."""
     unmerged: dict[str, str] = field(default_factory=dict[str, str])
-    """Conversations that stay beside what the gateway recorded of their session, because they have something else."""
+    """Conversations that stay in addition to what the gateway recorded of their session: they have something else."""
 
     def add_error(self, error: SourceError) -> None:
         self.error_count += 1

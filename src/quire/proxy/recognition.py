@@ -450,7 +450,7 @@ async def _continue_after_summary(
     start: int,
     last: int,
 ) -> HistoryMatch:
-    """Continues a branch after a summary of its entries up to `last`, which stands before message `start` of the list,
+    """Continues a branch after a summary of its entries up to `last`, which is before message `start` of the list,
     and records the compaction unless the log has it. `overlap` is of the messages from there on."""
     recorded, end = await find_recorded(store, branch, summary), start
     run = overlap.run if overlap is not None else []
