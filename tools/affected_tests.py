@@ -24,7 +24,6 @@ FOLDERS = {
     "rows": ["cli", "log"],
     "schemas": ["server"],
     "sources": ["importers"],
-    "team": ["server", "log"],
     "store": ["log", "contract"],
     "turns": ["log"],
     "usage": ["log"],

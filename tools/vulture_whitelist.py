@@ -24,6 +24,9 @@ down_revision, field_title_should_be_set, get_col_spec, get_completions, get_ret
 # Options that onnxruntime reads, and a field of features that segments store by name.
 directive, inter_op_num_threads, intra_op_num_threads, log_severity_level
 
+# Fields of values that documents read by name.
+exact_usd, pending_branches, previous_conversation
+
 # Public API.
 FunctionToolRunner, ScriptedModel, after_compaction, before_compaction, remaining_replies
 to_messages, to_chat, to_responses

@@ -26,7 +26,6 @@ from quire.cli.output import (
 )
 from quire.model import Manifest, Message, Policy, SlotUsage
 from quire.model.policy import SLOTS
-from quire.schemas.records import EditedConversationSchema
 from quire.store import SqlStore
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -180,7 +179,7 @@ def test_a_transcript_cannot_steer_the_terminal_or_a_viewer(home: CliHome, tmp_p
 
 
 def test_json_has_no_control_characters_and_reads_back_the_same(capsys: pytest.CaptureFixture[str]):
-    print_document(EditedConversationSchema(conversation=HOSTILE_TEXT, title="ä 漢 😀", tags=[]))
+    print_document({"conversation": HOSTILE_TEXT, "title": "ä 漢 😀", "tags": []})
     written = capsys.readouterr().out
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", written)
     assert json.loads(written) == {"conversation": HOSTILE_TEXT, "title": "ä 漢 😀", "tags": []}

@@ -12,9 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from cli_fixtures import CliHome, invoke_cli, validate_document
-
-from quire.schemas.setup import JobCountsSchema
+from cli_fixtures import CliHome, invoke_cli
 
 KINDS = [
     "compact",
@@ -35,7 +33,6 @@ def test_once_on_sqlite_does_what_is_left_and_ends(home: CliHome):
     outcome = invoke_cli("worker", "--once", "--set", "retention_days=30", "--json")
     assert outcome.exit_code == 0, outcome.output
     document = json.loads(outcome.stdout)
-    validate_document(document, JobCountsSchema)
     assert [each["kind"] for each in document["jobs"]] == KINDS
     done = {each["kind"]: each["done"] for each in document["jobs"]}
     # The home's vault is indexed; nothing in it is old enough to be purged.

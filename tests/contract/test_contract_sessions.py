@@ -83,7 +83,10 @@ async def test_clients_and_projects_are_counted(store: SqlStore) -> None:
     await store.create_conversation("agent", origin=ORIGIN)
     await store.create_conversation("other", origin=ConversationOrigin(client="codex"))
     counts = await store.list_origins()
-    assert [each[:3] for each in counts] == [("codex", None, 1), (main.client, main.project, 2)]
+    assert [(each.client, each.project, each.conversations) for each in counts] == [
+        ("codex", None, 1),
+        (main.client, main.project, 2),
+    ]
     assert counts[1].updated_at == (await store.get_conversation("two")).updated_at
     assert await store.list_origins(limit=1) == counts[:1]
     await store.purge("other")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -53,14 +53,13 @@ def show(
 def _list_agents(overrides: Sequence[str] | None) -> Result:
     """The agents in the agents folder, and the one in the settings."""
     from quire.context.agent_loader import load_agent
-    from quire.schemas.setup import AgentFilesSchema, ListedAgentSchema
 
     setting = load_cli_settings(overrides).settings.agent
     active = Path(setting).resolve() if setting is not None else None
     files = find_agent_files()
     if setting is not None and active not in [file.resolve() for file in files.values()]:
         files[Path(setting).stem] = Path(setting)
-    rows: list[ListedAgentSchema] = []
+    rows: list[dict[str, Any]] = []
     for name, file in files.items():
         agent, problem = None, None
         try:
@@ -68,27 +67,28 @@ def _list_agents(overrides: Sequence[str] | None) -> Result:
         except QuireError as error:  # Listed with its problem, so that it can be fixed.
             problem = to_one_line(str(error))
         rows.append(
-            ListedAgentSchema(
-                name=name,
-                path=str(file),
-                active=file.resolve() == active,
-                description=agent.description if agent is not None else "",
-                model=agent.model if agent is not None else None,
-                problem=problem,
-            )
+            {
+                "name": name,
+                "path": str(file),
+                "active": file.resolve() == active,
+                "description": agent.description if agent is not None else "",
+                "model": agent.model if agent is not None else None,
+                "problem": problem,
+            }
         )
 
     def draw(_: "Console") -> "Iterable[RenderableType]":
         yield make_table(
             "agent", "active", "model", "description", "file",
             rows=[
-                (row.name, row.active, row.model, row.problem or row.description, format_path(Path(row.path)))
+                (row["name"], row["active"], row["model"], row["problem"] or row["description"],
+                 format_path(Path(row["path"])))
                 for row in rows
             ],
             wrapped=("description", "file"),
         ) if rows else make_text(f"There is no agent yet. Write {get_agents_folder()}/NAME.toml.")  # fmt: skip
 
-    return Result(AgentFilesSchema(agents=rows), draw)
+    return Result({"agents": rows}, draw)
 
 
 def _draw_agent(agent: "Agent", file: Path) -> "Iterable[RenderableType]":
@@ -125,7 +125,6 @@ def config(
 ) -> Result:
     """Change a setting in an agent's file. Comments and order are preserved."""
     from quire.context.agent_loader import load_agent
-    from quire.schemas.setup import ChangedAgentSchema
     from quire.settings.sources import load_settings, parse_options, resolve_setting_name
 
     key = resolve_setting_name(key)
@@ -139,5 +138,5 @@ def config(
         parsed = settings.model_dump(mode="json", exclude_none=True).get(key)
     write_setting(file, key, parsed, table="settings")
     change = f"{key} is at its default" if parsed is None else f"{key} = {parsed}"
-    document = ChangedAgentSchema(agent=agent.name, path=str(file), key=key, value=parsed)
+    document = {"agent": agent.name, "path": str(file), "key": key, "value": parsed}
     return Result(document, f"{change} for {agent.name}, in {format_path(file)}")

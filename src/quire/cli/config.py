@@ -71,7 +71,6 @@ def set_(
     unset: UnsetOption = False,
 ) -> Result:
     """Set one setting in your settings file, or in the project's. The rest of the file is preserved."""
-    from quire.schemas.setup import ChangedSettingSchema
     from quire.view.strategies import get_strategy
 
     name = _resolve_name(name)
@@ -99,7 +98,7 @@ def set_(
         if name in layer.values:
             print_note(f"{layer.source} is set in the environment and overrides the file.")
     change = f"{name} is at its default in" if unset else f"{name} = {_format_value(parsed)} in"
-    document = ChangedSettingSchema(name=name, value=parsed, path=str(path))
+    document = {"name": name, "value": parsed, "path": str(path)}
     return Result(document, f"{change} {format_path(path)}")
 
 
@@ -116,21 +115,19 @@ def list_(
     overrides: SetOptions = None,
 ) -> Result:
     """List all settings with their values and origins, or print the value of one."""
-    from quire.schemas.setup import ListedSettingSchema, SettingListSchema, SettingValueSchema
-
     loaded = load_cli_settings(overrides, decide=ignore_untrusted)
     values = loaded.settings.model_dump(mode="json")
     if name is not None:
         name = _resolve_name(name)
-        document = SettingValueSchema(name=name, value=values[name], origin=loaded.origins.get(name, "default"))
+        document = {"name": name, "value": values[name], "origin": loaded.origins.get(name, "default")}
         return Result(document, _format_value(values[name]))
-    rows = [
-        ListedSettingSchema(
-            name=name,
-            value=mask_password(values[name]) if isinstance(values[name], str) else values[name],
-            origin=loaded.origins.get(name, "default"),
-            description=field.description or "",
-        )
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "value": mask_password(values[name]) if isinstance(values[name], str) else values[name],
+            "origin": loaded.origins.get(name, "default"),
+            "description": field.description or "",
+        }
         for name, field in Settings.model_fields.items()
         if name in loaded.origins or not changed
     ]
@@ -139,14 +136,14 @@ def list_(
         yield make_table(
             "setting", "value", "from",
             rows=[
-                (each.name, _format_value(each.value),
-                 format_path(Path(each.origin)) if each.origin.startswith("/") else each.origin)
+                (each["name"], _format_value(each["value"]),
+                 format_path(Path(each["origin"])) if each["origin"].startswith("/") else each["origin"])
                 for each in rows
             ],
             wrapped=("value", "from"),
         ) if rows else make_text("Every setting is at its default.")  # fmt: skip
 
-    return Result(SettingListSchema(settings=rows), draw)
+    return Result({"settings": rows}, draw)
 
 
 def write_setting(path: Path, name: str, value: Any, *, table: str | None = None) -> None:

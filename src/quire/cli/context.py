@@ -3,7 +3,7 @@
 `show` describes the next request, or with `--reply` an earlier one, and writes nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -54,12 +54,11 @@ if TYPE_CHECKING:
     from quire.ledger.cache_history import CacheReport
     from quire.model import Decision, Manifest
     from quire.model.manifest import LearnedRank
+    from quire.proxy.edit_effects import RestoredCounts
     from quire.schemas.context import (
         ActiveCompactionSchema,
         ContextItemSchema,
         EditEffectSchema,
-        RestoredCountsSchema,
-        SessionItemsSchema,
     )
 
 app = create_group("Show what the model sees of a conversation, and change it.")
@@ -116,7 +115,6 @@ async def show(
     if request:
         return await _show_request(target, reply)
     from quire.engine.client_requests import find_last_client_request
-    from quire.schemas.context import ContextWindowSchema
     from quire.schemas.entries import entry_to_schema
 
     is_named = reply is not None
@@ -131,21 +129,22 @@ async def show(
         entry = await store.get_entry(conversation.id, reply, branch=conversation.branch) if reply is not None else None
         waiting = await load_waiting_edits(conversation) if not is_named else None
         restored = await _load_restored(conversation, manifest) if not is_next else None
-    document = ContextWindowSchema(
-        conversation=manifest.conversation,
-        branch=manifest.branch,
-        reply=reply,
-        waiting=waiting,
-        manifest=manifest,
-        item_counts=count_items(manifest),
-        entry=entry_to_schema(entry) if entry is not None else None,
-        servers_not_started=missing,
-        restored=restored,
-    )
+    answer = entry_to_schema(entry) if entry is not None else None
+    document = {
+        "conversation": manifest.conversation,
+        "branch": manifest.branch,
+        "waiting": waiting,
+        "reply": reply,
+        "manifest": manifest,
+        "item_counts": count_items(manifest),
+        "entry": answer,
+        "servers_not_started": missing,
+        "restored": restored,
+    }
 
     def draw(console: "Console") -> "Iterable[RenderableType]":
         unfolded = list(ContextSection) if unfold_all else unfold or ()
-        yield from draw_request(manifest, console, reply=reply, unfolded=unfolded, answer=document.entry)
+        yield from draw_request(manifest, console, reply=reply, unfolded=unfolded, answer=answer)
         if restored is not None:
             yield make_text(
                 f"\nOf what the agent's compaction replaced, it had {restored.messages:,} of "
@@ -161,24 +160,20 @@ async def show(
     return Result(document, draw)
 
 
-async def _load_restored(conversation: "Conversation", manifest: "Manifest") -> "RestoredCountsSchema | None":
+async def _load_restored(conversation: "Conversation", manifest: "Manifest") -> "RestoredCounts | None":
     if not any(each.reason == "restored" for each in manifest.included):
-        # The imports below take a tenth of a second.
+        # The import below takes a tenth of a second.
         return None
     from quire.proxy.edit_effects import load_restored
-    from quire.schemas.context import RestoredCountsSchema
 
-    counts = await load_restored(conversation, manifest)
-    return RestoredCountsSchema(**counts._asdict()) if counts is not None else None
+    return await load_restored(conversation, manifest)
 
 
 async def _show_summary(target: CommandTarget) -> Result:
     """The summary that replaces archived messages, and how it was made."""
-    from quire.schemas.context import ActiveSummarySchema
-
     async with open_conversation(target) as conversation:
         active = await load_active_compaction(conversation)
-    document = ActiveSummarySchema(conversation=conversation.id, branch=conversation.branch, active=active)
+    document = {"conversation": conversation.id, "branch": conversation.branch, "active": active}
     return Result(document, lambda _: draw_summary(active))
 
 
@@ -208,7 +203,7 @@ async def items(
     servers: WithServers = False,
 ) -> Result:
     """List the session's rules, references, tools and pinned messages, and add or remove items."""
-    from quire.schemas.context import ContextItemSchema, SessionItemsSchema
+    from quire.schemas.context import ContextItemSchema
 
     async with open_conversation(target, servers=servers) as conversation:
         for name in add or ():
@@ -217,21 +212,24 @@ async def items(
             await conversation.remove_item(name)
         state = (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state
         agent = conversation.engine.agent
-        document = SessionItemsSchema(
-            conversation=conversation.id,
-            branch=conversation.branch,
-            items=[
-                ContextItemSchema.from_item(each.item, agent, session_mode=each.include)
-                for each in await conversation.items()
-            ],
-            pins=list(state.pins),
-            servers_not_started=[] if servers else list_enabled_servers(agent),
-        )
-    return Result(document, lambda _: _draw_items(document))
+        found = [
+            ContextItemSchema.from_item(each.item, agent, session_mode=each.include)
+            for each in await conversation.items()
+        ]
+        missing = [] if servers else list_enabled_servers(agent)
+    document = {
+        "conversation": conversation.id,
+        "branch": conversation.branch,
+        "pins": state.pins,
+        "items": found,
+        "servers_not_started": missing,
+    }
+    return Result(document, lambda _: _draw_items(found, state.pins, missing))
 
 
-def _draw_items(document: "SessionItemsSchema") -> "Iterable[RenderableType]":
-    missing = document.servers_not_started
+def _draw_items(
+    items: "Sequence[ContextItemSchema]", pins: Sequence[int], missing: Sequence[str]
+) -> "Iterable[RenderableType]":
 
     def describe(item: "ContextItemSchema") -> str:
         if item.agent_mode is not None:
@@ -240,10 +238,10 @@ def _draw_items(document: "SessionItemsSchema") -> "Iterable[RenderableType]":
 
     yield make_table(
         "type", "name", "include", "description",
-        rows=[(row.type, row.name, row.session_mode, describe(row)) for row in document.items],
+        rows=[(row.type, row.name, row.session_mode, describe(row)) for row in items],
         wrapped=("name", "description"),
-    ) if document.items else make_text("The session has no items.")  # fmt: skip
-    yield make_text(_format_pins(document.pins))
+    ) if items else make_text("The session has no items.")  # fmt: skip
+    yield make_text(_format_pins(pins))
     if missing:
         yield make_text(format_not_started(missing))
 
@@ -264,8 +262,6 @@ async def pin(
     The `hybrid` strategy archives low priorities first and preserves high ones. Critical is 8 to 10, important 6 and 7,
     normal 3 to 5, low 1 and 2.
     """
-    from quire.schemas.context import BranchPinsSchema
-
     async with open_conversation(target, edits=True) as conversation:
         if priority is not None:
             await conversation.set_priority(message, priority or None)
@@ -277,14 +273,14 @@ async def pin(
             raise InvalidRequest(f"#{message} is not pinned.")
         state = (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state
         edited = await name_conversation(conversation)
-    document = BranchPinsSchema(
-        conversation=conversation.id,
-        branch=conversation.branch,
-        pins=list(state.pins),
-        priorities=list(state.priorities),
-    )
+    document = {
+        "conversation": conversation.id,
+        "branch": conversation.branch,
+        "pins": state.pins,
+        "priorities": state.priorities,
+    }
     priorities = ", ".join(f"#{each.message} has {each.priority}" for each in state.priorities)
-    lines = [edited, _format_pins(document.pins), *([f"Priorities: {priorities}"] if priorities else [])]
+    lines = [edited, _format_pins(state.pins), *([f"Priorities: {priorities}"] if priorities else [])]
     return Result(document, "\n".join(lines))
 
 
@@ -328,15 +324,17 @@ def _parse_numbers(text: str) -> list[int]:
 
 
 async def _list_drops(conversation: "Conversation") -> Result:
-    from quire.schemas.context import BranchDropsSchema
-
     state = (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state
     waiting = await load_waiting_edits(conversation)
-    document = BranchDropsSchema(
-        conversation=conversation.id, branch=conversation.branch, drops=list(state.drops or ()), waiting=waiting
-    )
+    drops = state.drops or ()
+    document = {
+        "conversation": conversation.id,
+        "branch": conversation.branch,
+        "drops": drops,
+        "waiting": waiting,
+    }
     pending = frozenset(waiting.drops if waiting is not None else ())
-    numbers = ", ".join(f"#{each.message}{' (waiting)' * (each.message in pending)}" for each in document.drops)
+    numbers = ", ".join(f"#{each.message}{' (waiting)' * (each.message in pending)}" for each in drops)
     listed = f"Dropped: {numbers}." if numbers else "No message is dropped."
     lines = [await name_conversation(conversation), listed, *format_waiting_edits(waiting)]
     return Result(document, "\n".join(lines))
@@ -356,31 +354,32 @@ def _format_pins(pins: Iterable[int]) -> str:
 
 async def _show_request(target: CommandTarget, reply: int | None) -> Result:
     """A request as it was sent, or rebuilt from the log. The exit code is 1 if neither is possible."""
-    from quire.schemas.context import ReplayedRequestSchema, ReplaySchema
+    from quire.schemas.context import ReplaySchema
 
     async with open_conversation(target) as conversation:
         number = reply if reply is not None else (await _find_newest_replies(conversation, 1))[0]
         replayed = await conversation.replay(number)
-    document = ReplayedRequestSchema(
-        conversation=conversation.id,
-        branch=conversation.branch,
-        reply=number,
-        **dict(ReplaySchema.from_replay(replayed)),
-    )
+    replay = ReplaySchema.from_replay(replayed)
+    document = {
+        "conversation": conversation.id,
+        "branch": conversation.branch,
+        "reply": number,
+        **dict(replay),
+    }
     if replayed.sent_body is not None:
         form = "identical to what was sent" if replayed.is_as_sent else "with masked secrets"
         print_note(f"The request that #{number} answered is stored, {form}: {len(replayed.sent_body):,} bytes.")
     else:
         outcome = "has the recorded digest" if replayed.matches else "DIFFERS from the recorded one"
         print_note(f"The request that #{number} answered, rebuilt from the log, {outcome}.")
-        digests = f"sent {document.sent_digest}, recorded {document.recorded_digest}, rebuilt {document.rebuilt_digest}"
-        for reason in (digests, document.unknown, document.mismatch, ", ".join(replayed.missing)):
+        digests = f"sent {replay.sent_digest}, recorded {replay.recorded_digest}, rebuilt {replay.rebuilt_digest}"
+        for reason in (digests, replay.unknown, replay.mismatch, ", ".join(replayed.missing)):
             if reason:
                 print_note(f"  {reason}")
     is_found = replayed.sent_body is not None or replayed.matches
     return Result(
         document,
-        lambda _: [Verbatim(document.body or format_json(document.payload or {}))],
+        lambda _: [Verbatim(replay.body or format_json(replay.payload or {}))],
         exit_code=0 if is_found else EXIT_FAILED,
     )
 
@@ -416,15 +415,18 @@ async def diff(
     """
     if cache:
         return await _list_cache_breaks(target)
-    from quire.schemas.context import ComparedRequestsSchema, RequestDiffSchema
-
     async with open_conversation(target) as conversation:
         if before is None or after is None:
             earlier, later = await _find_newest_replies(conversation, 2)
             before, after = before or earlier, after or later
         changes = await conversation.diff(before, after)
-    compared = RequestDiffSchema.from_changes(changes, reply=before, other=after)
-    document = ComparedRequestsSchema(conversation=conversation.id, branch=conversation.branch, **dict(compared))
+    document = {
+        "conversation": conversation.id,
+        "branch": conversation.branch,
+        "reply": before,
+        "other": after,
+        "changes": changes,
+    }
 
     def format_subject(name: str | None, span: Any) -> str:
         if name is not None or span is None:
@@ -488,21 +490,20 @@ async def why(
 ) -> Result:
     """Explain why a message or item is in the next request, or with `--reply` in an earlier one, or why it is not."""
     from quire.ledger import find_decision
-    from quire.schemas.context import ExplainedItemSchema
 
     async with open_conversation(target, servers=servers and reply is None) as conversation:
         bare = item.removeprefix("#")
         manifest = await _load_manifest(conversation, reply)
         decision = find_decision(manifest, int(bare) if bare.isdecimal() else item)
         topics = await conversation.list_topics(int(bare)) if decision.reason == "recalled" else []
-    document = ExplainedItemSchema(
-        conversation=conversation.id,
-        branch=conversation.branch,
-        reply=reply,
-        item=item,
-        decision=decision,
-        topics=topics,
-    )
+    document = {
+        "conversation": conversation.id,
+        "branch": conversation.branch,
+        "reply": reply,
+        "item": item,
+        "decision": decision,
+        "topics": topics,
+    }
 
     def draw(_: "Console") -> "Iterable[RenderableType]":
         yield from draw_explanation(item, decision, manifest)

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from quire.engine import Conversation
     from quire.model import Entry
     from quire.model.context_events import ContextEvent
-    from quire.schemas.context import ActiveCompactionSchema, CompactionPlanSchema, EditEffectSchema
+    from quire.schemas.context import ActiveCompactionSchema, EditEffectSchema
+    from quire.view.compaction_plan import CompactionPlan
 
 app = create_group("")
 
@@ -61,7 +62,7 @@ async def compact(
     if clear:
         return await _clear(target)
     from quire.model.context_events import CompactionFailed
-    from quire.schemas.context import CompactionPlanSchema, CompactionPreviewSchema
+    from quire.schemas.context import CompactionPlanSchema
 
     def print_failure(event: "ContextEvent") -> None:
         if isinstance(event, CompactionFailed):
@@ -69,8 +70,12 @@ async def compact(
 
     async with open_conversation(target, edits=not preview) as conversation:
         if preview:
-            plan = CompactionPlanSchema.from_plan(await conversation.plan_compaction())
-            document = CompactionPreviewSchema(conversation=conversation.id, branch=conversation.branch, plan=plan)
+            plan = await conversation.plan_compaction()
+            document = {
+                "conversation": conversation.id,
+                "branch": conversation.branch,
+                "plan": CompactionPlanSchema.model_validate(plan) if plan is not None else None,
+            }
             return Result(document, lambda _: _draw_plan(plan))
         conversation.engine.subscribe(print_failure)
         with show_spinner("Compacting"):
@@ -78,7 +83,7 @@ async def compact(
         return await _describe_compaction(conversation, entry, empty_message=NOTHING_TO_COMPACT)
 
 
-def _draw_plan(plan: "CompactionPlanSchema | None") -> "Iterable[RenderableType]":
+def _draw_plan(plan: "CompactionPlan | None") -> "Iterable[RenderableType]":
     if plan is None:
         yield make_text(NOTHING_TO_COMPACT)
         return
@@ -98,18 +103,17 @@ def _draw_plan(plan: "CompactionPlanSchema | None") -> "Iterable[RenderableType]
 async def _describe_compaction(conversation: "Conversation", entry: "Entry | None", *, empty_message: str) -> Result:
     """The entry of a compaction and what it did, or `empty_message` if there is none."""
     from quire.model import Compaction
-    from quire.schemas.context import CompactionResultSchema
     from quire.schemas.entries import entry_to_schema
 
     body = entry.body if entry is not None else None
     line = empty_message
     if isinstance(body, Compaction):
         line = f"{await name_conversation(conversation)}\n{format_compaction(body)}. {UNDO_HINT}"
-    document = CompactionResultSchema(
-        conversation=conversation.id,
-        branch=conversation.branch,
-        entry=entry_to_schema(entry) if entry is not None else None,
-    )
+    document = {
+        "conversation": conversation.id,
+        "branch": conversation.branch,
+        "entry": entry_to_schema(entry) if entry is not None else None,
+    }
     return Result(document, line)
 
 
@@ -125,7 +129,6 @@ async def undo(
     if redo:
         return await _redo(target)
     from quire.model import Restore
-    from quire.schemas.context import UndoneCompactionSchema
 
     async with open_conversation(target, edits=True) as conversation:
         edited = await name_conversation(conversation)
@@ -133,9 +136,13 @@ async def undo(
         active = await load_active_compaction(conversation)
         waiting = await load_waiting_edits(conversation)
     undone = body.compaction if isinstance(body, Restore) else 0
-    document = UndoneCompactionSchema(
-        conversation=conversation.id, branch=conversation.branch, undone=undone, active=active, waiting=waiting
-    )
+    document = {
+        "conversation": conversation.id,
+        "branch": conversation.branch,
+        "active": active,
+        "waiting": waiting,
+        "undone": undone,
+    }
     now = "The model sees every message again."
     if waiting is not None and waiting.compaction is not None:
         now = "The agent's list has its summary until then."
@@ -146,16 +153,17 @@ async def undo(
 
 
 async def _redo(target: CommandTarget) -> Result:
-    from quire.schemas.context import ChangedSummarySchema
-
     async with open_conversation(target, edits=True) as conversation:
         edited = await name_conversation(conversation)
         entry = await conversation.redo_compaction()
         active = await load_active_compaction(conversation)
         waiting = await load_waiting_edits(conversation)
-    document = ChangedSummarySchema(
-        conversation=conversation.id, branch=conversation.branch, active=active, waiting=waiting
-    )
+    document = {
+        "conversation": conversation.id,
+        "branch": conversation.branch,
+        "active": active,
+        "waiting": waiting,
+    }
     lines = [edited, f"The compaction is active again, as entry #{entry.seq}.", *format_waiting_edits(waiting)]
     return Result(document, "\n".join(lines))
 
@@ -168,7 +176,8 @@ async def load_waiting_edits(conversation: "Conversation") -> "EditEffectSchema 
     from quire.proxy.edit_effects import load_effect
     from quire.schemas.context import EditEffectSchema
 
-    return EditEffectSchema.from_effect(await load_effect(conversation))
+    effect = await load_effect(conversation)
+    return EditEffectSchema.model_validate(effect) if effect is not None else None
 
 
 def format_waiting_edits(waiting: "EditEffectSchema | None") -> "Iterable[str]":
@@ -214,7 +223,8 @@ async def load_active_compaction(conversation: "Conversation") -> "ActiveCompact
 
     store = conversation.engine.store
     window = await store.read_window(conversation.id, branch=conversation.branch, max_tokens=0)
-    return ActiveCompactionSchema.from_entry(window.compaction)
+    entry = window.compaction
+    return ActiveCompactionSchema.model_validate(entry) if entry is not None else None
 
 
 @command(app, "quire context edit --text 'Only the tides matter now. [#2]'")

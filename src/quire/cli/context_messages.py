@@ -25,7 +25,6 @@ MAX_TURN_ENTRIES = 2_000
 async def show_messages(target: CommandTarget, *, first: int | None, limit: int | None, full: bool) -> Result:
     """The messages. Archived ones and compactions are marked, and long runs of tool calls are folded."""
     from quire.schemas.entries import entry_to_schema
-    from quire.schemas.records import TranscriptSchema
 
     async with open_store(target.overrides) as store:
         conversation_id = await resolve_conversation_id(store, target.conversation)
@@ -40,14 +39,14 @@ async def show_messages(target: CommandTarget, *, first: int | None, limit: int 
             entries = await _read_newest_turn(store, branch)
         [record] = await store.fill_titles(await store.get_conversation(conversation_id))
     title = record.title
-    document = TranscriptSchema(
-        conversation=conversation_id,
-        title=title,
-        branch=branch.number,
-        head=branch.head_seq,
-        state=branch.state,
-        entries=[entry_to_schema(entry) for entry in entries],
-    )
+    document = {
+        "conversation": conversation_id,
+        "title": title,
+        "branch": branch.number,
+        "head": branch.head_seq,
+        "state": branch.state,
+        "entries": [entry_to_schema(entry) for entry in entries],
+    }
 
     def draw(console: "Console") -> "Iterable[RenderableType]":
         yield make_text(

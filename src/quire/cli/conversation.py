@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -45,8 +45,8 @@ from quire.rows.branches import choose_branch_used_last
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from quire.log.types import TenantCheck, ValuePurge
-    from quire.schemas.records import FoundSecretsSchema, LocatedFaultSchema
+    from quire.engine.shared_transcript import SecretLocation
+    from quire.log.types import IntegrityFault, TenantCheck, ValuePurge
     from quire.store import SqlStore
 
 app = create_group("List, fork, edit, verify and purge conversations.")
@@ -63,25 +63,20 @@ async def list_(
     overrides: SetOptions = None,
 ) -> Result:
     """List conversations, the most recently used first."""
-    from quire.schemas.records import (
-        BranchSchema,
-        ConversationListSchema,
-        ConversationSchema,
-        ListedConversationSchema,
-    )
+    from quire.schemas.records import BranchSchema, ConversationSchema
 
-    documents: list[ListedConversationSchema] = []
+    documents: list[dict[str, Any]] = []
     async with open_store(overrides) as store:
         records = await store.list_conversations(limit=limit, main_only=not everything, tag=tag)
         for record in await store.fill_titles(*records):
             branches = await store.list_branches(record.id)
             documents.append(
-                ListedConversationSchema(
-                    **dict(ConversationSchema.from_record(record)),
-                    entries=sum(branch.head_seq - branch.fork_seq for branch in branches),
-                    branches=[BranchSchema.from_record(branch) for branch in branches],
-                    branch_used_last=choose_branch_used_last(branches).number,
-                )
+                {
+                    **dict(ConversationSchema.model_validate(record)),
+                    "entries": sum(branch.head_seq - branch.fork_seq for branch in branches),
+                    "branches": [BranchSchema.model_validate(branch) for branch in branches],
+                    "branch_used_last": choose_branch_used_last(branches).number,
+                }
             )
 
     def draw(console: "Console") -> "Iterable[RenderableType]":
@@ -91,16 +86,16 @@ async def list_(
         counts = ("entries", "branches") if console.width >= WIDE_COLUMNS else ()
         rows = [
             (
-                each.id,
-                to_one_line(" ".join([each.title, *(f"[{tag}]" for tag in each.tags)])),
-                format_local_time(each.updated_at),
-                *((each.entries, len(each.branches)) if counts else ()),
+                each["id"],
+                to_one_line(" ".join([each["title"], *(f"[{tag}]" for tag in each["tags"])])),
+                format_local_time(each["updated_at"]),
+                *((each["entries"], len(each["branches"])) if counts else ()),
             )
             for each in documents
         ]
         yield make_table("id", "title", "updated", *counts, rows=rows, right_aligned=counts, wrapped=("title",))
 
-    return Result(ConversationListSchema(conversations=documents), draw)
+    return Result({"conversations": documents}, draw)
 
 
 @command(app, "quire conversation fork --at 4 --name 'without the storm'")
@@ -111,13 +106,13 @@ async def fork(
     name: Annotated[str | None, typer.Option(help="The name of the new branch.")] = None,
 ) -> Result:
     """Fork a branch that shares everything up to an entry. The old branch is unchanged."""
-    from quire.schemas.records import BranchSchema, ForkedBranchSchema
+    from quire.schemas.records import BranchSchema
 
     async with open_store(target.overrides) as store:
         conversation_id = await resolve_conversation_id(store, target.conversation)
         source = await find_branch(store, conversation_id, target.branch)
         branch = await store.fork(conversation_id, at=at, branch=source.number, name=name)
-    document = ForkedBranchSchema(conversation=conversation_id, **dict(BranchSchema.from_record(branch)))
+    document = {"conversation": conversation_id, **dict(BranchSchema.model_validate(branch))}
     return Result(
         document, f"Forked branch {branch.number} ({branch.name}) from #{at}; select it with --branch {branch.number}."
     )
@@ -132,8 +127,6 @@ async def edit(
     overrides: SetOptions = None,
 ) -> Result:
     """Change a conversation's title or tags."""
-    from quire.schemas.records import EditedConversationSchema
-
     if title is None and tags is None:
         raise typer.BadParameter("pass --title or --tags.")
     async with open_store(overrides) as store:
@@ -143,7 +136,7 @@ async def edit(
         if tags is not None:
             await store.set_tags(conversation_id, tags.split(","))
         record = await store.get_conversation(conversation_id)
-    document = EditedConversationSchema(conversation=conversation_id, title=record.title, tags=list(record.tags))
+    document = {"conversation": conversation_id, "title": record.title, "tags": record.tags}
     listed = ", ".join(record.tags) or "none"
     return Result(document, f"{conversation_id} is {to_one_line(record.title)!r}; tags: {listed}.")
 
@@ -161,8 +154,6 @@ async def verify(
     With `--all`, it prints the number and digest of the last entry of the audit trail. Note them in another place, and
     compare them later: that also shows whether someone with access to the whole database wrote a new trail.
     """
-    from quire.schemas.records import LocatedFaultSchema, VerifiedConversationsSchema
-
     async with open_store(overrides, tenant=tenant) as store:
         own = store
         if everything:
@@ -172,9 +163,10 @@ async def verify(
         faults = await _find_faults(own, ids, with_tenant=everything)
         checks = load_plugins("quire.checks").values() if everything else ()
         checked: list[TenantCheck] = [await check(store) for check in checks]
-    faults += [LocatedFaultSchema(conversation=None, **fault._asdict()) for each in checked for fault in each.faults]
+    faults += [(None, fault) for each in checked for fault in each.faults]
     notes = [each.note for each in checked if each.note is not None]
-    document = VerifiedConversationsSchema(conversations=ids, faults=faults, notes=notes)
+    located = [{"conversation": each, **fault._asdict()} for each, fault in faults]
+    document = {"conversations": ids, "faults": located, "notes": notes}
     text = " ".join([f"Verified {pluralize(len(ids), 'conversation')}: nothing was changed.", *notes])
     verified = make_text(text)
     return Result(
@@ -182,29 +174,28 @@ async def verify(
     )
 
 
-async def _find_faults(store: "SqlStore", ids: list[str], *, with_tenant: bool) -> "list[LocatedFaultSchema]":
+async def _find_faults(
+    store: "SqlStore", ids: list[str], *, with_tenant: bool
+) -> "list[tuple[str | None, IntegrityFault]]":
     """Rows of these conversations that were changed; also memories and keys, which belong to no conversation."""
-    from quire.schemas.records import LocatedFaultSchema
-
     found = await store.verify_tenant() if with_tenant else []
-    faults = [LocatedFaultSchema(conversation=None, **each._asdict()) for each in found]
+    faults: list[tuple[str | None, IntegrityFault]] = [(None, each) for each in found]
     with show_progress("Verifying") as progress:
         for done, checked in enumerate(ids):
             progress.update(done, len(ids))
-            found = await store.verify_conversation(checked)
-            faults += [LocatedFaultSchema(conversation=checked, **each._asdict()) for each in found]
+            faults += [(checked, each) for each in await store.verify_conversation(checked)]
     return faults
 
 
-def _draw_faults(faults: "Iterable[LocatedFaultSchema]") -> "Iterable[RenderableType]":
+def _draw_faults(faults: "Iterable[tuple[str | None, IntegrityFault]]") -> "Iterable[RenderableType]":
     rows = [
         (
-            each.conversation or "",
+            conversation or "",
             "" if each.branch is None else each.branch,
             "" if each.seq is None else f"#{each.seq}",
             each.problem,
         )
-        for each in faults
+        for conversation, each in faults
     ]
     columns = ("conversation", "branch", "entry", "problem")
     yield make_table(*columns, rows=rows, right_aligned=("branch",), wrapped=("problem",))
@@ -254,18 +245,16 @@ def _purge_conversation(
     yes: bool,
     overrides: Sequence[str] | None,
 ) -> Result:
-    from quire.schemas.records import PurgedConversationSchema, PurgedEntrySchema
-
     async def resolve() -> str:
         async with open_store(overrides) as store:
             return await resolve_conversation_id(store, conversation)
 
-    async def erase() -> list[PurgedEntrySchema]:
+    async def erase() -> list[dict[str, int]]:
         async with open_store(overrides) as store:
             with show_spinner("Purging"):
                 named = await find_branch(store, conversation_id, branch)
                 purged = await store.purge(conversation_id, message or None, branch=named.number)
-            return [PurgedEntrySchema(branch=entry.branch, seq=entry.seq) for entry in purged]
+            return [{"branch": entry.branch, "seq": entry.seq} for entry in purged]
 
     conversation_id = run_async(resolve())
     if not yes:
@@ -273,7 +262,7 @@ def _purge_conversation(
         confirm(f"Permanently erase {subject} {conversation_id}?")
     purged = run_async(erase())
     return Result(
-        PurgedConversationSchema(conversation=conversation_id, purged=purged),
+        {"conversation": conversation_id, "purged": purged},
         f"Erased the content of {pluralize(len(purged), 'entry')} of {conversation_id}.",
     )
 
@@ -294,9 +283,8 @@ async def secrets(
 ) -> Result:
     """List where keys, tokens and passwords of known formats are, without printing them."""
     from quire.engine.shared_transcript import find_conversation_secrets
-    from quire.schemas.records import FoundSecretsSchema, SecretSchema
 
-    found: list[SecretSchema] = []
+    found: list[SecretLocation] = []
     async with open_store(overrides) as store:
         if everything:
             ids = await list_conversation_ids(store)
@@ -305,13 +293,12 @@ async def secrets(
         with show_progress("Searching") as progress:
             for done, each in enumerate(ids):
                 progress.update(done, len(ids))
-                found += [SecretSchema(**hit._asdict()) async for hit in find_conversation_secrets(store, each)]
-    document = FoundSecretsSchema(conversations=len(ids), secrets=found)
-    return Result(document, lambda _: _draw_secrets(document))
+                found += [hit async for hit in find_conversation_secrets(store, each)]
+    document = {"conversations": len(ids), "secrets": [each._asdict() for each in found]}
+    return Result(document, lambda _: _draw_secrets(found, pluralize(len(ids), "conversation")))
 
 
-def _draw_secrets(document: "FoundSecretsSchema") -> "Iterable[RenderableType]":
-    scope, found = pluralize(document.conversations, "conversation"), document.secrets
+def _draw_secrets(found: "Sequence[SecretLocation]", scope: str) -> "Iterable[RenderableType]":
     if not found:
         yield make_text(f"No secret of a known format in {scope}.")
         return
@@ -327,8 +314,6 @@ def _draw_secrets(document: "FoundSecretsSchema") -> "Iterable[RenderableType]":
 
 
 def _purge_value(source: str, *, yes: bool, overrides: Sequence[str] | None) -> Result:
-    from quire.schemas.records import PurgedValueSchema
-
     async def count() -> dict[str, int]:
         async with open_store(overrides) as store:
             with show_spinner("Searching"):
@@ -358,4 +343,6 @@ def _purge_value(source: str, *, yes: bool, overrides: Sequence[str] | None) -> 
         lines.append(f"Other rows: {', '.join(f'{count} of {table}' for table, count in sorted(purged.rows.items()))}.")
     if purged.remaining:
         lines.append(f"The value is still part of ids in: {', '.join(purged.remaining)}. Ids cannot be changed.")
-    return Result(PurgedValueSchema.from_purge(purged), "\n".join(lines))
+    places = [{"conversation": each[0], "branch": each[1], "seq": each[2]} for each in purged.entries]
+    document = {"purged": places, "rows": purged.rows, "remaining": purged.remaining}
+    return Result(document, "\n".join(lines))

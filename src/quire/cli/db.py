@@ -39,7 +39,6 @@ def upgrade(
     from quire.db import migrate
     from quire.db.database_url import is_postgres
     from quire.jobs import queue_schema
-    from quire.schemas.setup import UpgradedDatabaseSchema
 
     database_url = url or resolve_database_url(load_cli_settings().settings)
     previous, queue = migrate.upgrade(database_url), None
@@ -56,19 +55,18 @@ def upgrade(
         lines.append(f"Granted the role {role} access to the log.")
     if role is not None and queue is not None:
         queue_schema.grant(database_url, role)
-    document = UpgradedDatabaseSchema(
-        database=mask_password(database_url),
-        previous=previous,
-        version=max(previous or "", migrate.SCHEMA_VERSION),
-        queue=queue,
-        role=role,
-    )
+    document = {
+        "database": mask_password(database_url),
+        "previous": previous,
+        "version": max(previous or "", migrate.SCHEMA_VERSION),
+        "queue": queue,
+        "role": role,
+    }
     return Result(document, "\n".join(lines))
 
 
 def _check(url: str | None) -> Result:
     from quire.db import migrate
-    from quire.schemas.setup import DatabaseStatusSchema
 
     database_url = url or resolve_database_url(load_cli_settings().settings)
     # Connecting to a missing SQLite file would create it.
@@ -76,8 +74,11 @@ def _check(url: str | None) -> Result:
     exists = not is_file or os.path.exists(database_url.removeprefix("sqlite:///"))  # noqa: PTH110 (a URL's)
     version = migrate.get_version_at_url(database_url) if exists else None
     current = exists and migrate.is_usable(database_url)
-    document = DatabaseStatusSchema(
-        database=mask_password(database_url), version=version, required=migrate.SCHEMA_VERSION, current=current
-    )
+    document = {
+        "database": mask_password(database_url),
+        "version": version,
+        "required": migrate.SCHEMA_VERSION,
+        "current": current,
+    }
     line = f"The schema is at {version or 'nothing'}; this version of Quire needs {migrate.SCHEMA_VERSION}."
     return Result(document, line, exit_code=0 if current else EXIT_FAILED)

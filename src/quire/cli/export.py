@@ -50,8 +50,6 @@ async def command(
     JSON Lines (`jsonl`) contain all branches and entries, the manifests and the blobs, with every byte. Transcripts
     (`markdown`, `json`) contain the messages of one branch with secrets masked. They cannot be imported.
     """
-    from quire.schemas.records import ExportedLinesSchema
-
     if output is not None and output.exists() and not force:
         raise InvalidRequest(f"{output} already exists; choose another name, or overwrite it with --force.")
     async with open_store(overrides) as store:
@@ -63,7 +61,7 @@ async def command(
             lines = store.export_conversation(conversation_id)
             if as_json:
                 parsed = [json.loads(line) async for line in lines]
-                print_document(ExportedLinesSchema(conversation=conversation_id, lines=parsed))
+                print_document({"conversation": conversation_id, "lines": parsed})
                 return
             async for line in lines:
                 # A file or a pipe gets every byte; what a terminal gets is the same JSON.

@@ -25,7 +25,7 @@ from quire.cli.output import (
     show_progress,
 )
 from quire.cli.platforms import call_on_signals
-from quire.cli.reimport import ReimportNotice, print_unmerged
+from quire.cli.reimport import ReimportNotice
 from quire.cli.search import parse_since
 from quire.errors import DocumentNotFound, ImportFailed, InvalidRequest
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from quire.engine.file_import import ImportOptions, ImportReport
     from quire.log import ConversationRecord
-    from quire.schemas.imports import ImportReportSchema
     from quire.sources.base import Source
 
 WATCH_SECONDS = 1.0
@@ -119,7 +118,6 @@ def command(
 
 
 def _import_export(source: str, rename: str | None, overrides: list[str] | None) -> Result:
-    from quire.schemas.records import EditedConversationSchema
 
     async def write(lines: Iterable[str], size: int) -> "ConversationRecord":
         stopped = Event()
@@ -146,7 +144,7 @@ def _import_export(source: str, rename: str | None, overrides: list[str] | None)
             raise DocumentNotFound(f"There is no file {source}.") from error
         except OSError as error:
             raise ImportFailed(f"{source} cannot be read: {error.strerror}.") from error
-    document = EditedConversationSchema(conversation=imported.id, title=imported.title, tags=list(imported.tags))
+    document = {"conversation": imported.id, "title": imported.title, "tags": imported.tags}
     return Result(document, f"Imported {imported.id}.")
 
 
@@ -175,7 +173,7 @@ async def _import_source(
     """Imports the files; with `watch`, changed ones until an interrupt. A transaction that has begun is finished."""
     from quire.cli.engine_setup import load_cli_settings, open_engine_from_settings, resolve_database_url
     from quire.engine.file_import import import_files
-    from quire.schemas.imports import ImportReportSchema
+    from quire.schemas.imports import ImportCountsSchema
     from quire.sources.base import FileWatcher
 
     watcher, stopped = FileWatcher(source, paths), asyncio.Event()
@@ -191,15 +189,15 @@ async def _import_source(
                 on_progress=lambda so_far: bar.update(so_far.files, so_far.total_files),
                 prepare_reread=notice.prepare,
             )
-            await notice.print_changes(report.reread, report.merged, dry_run=options.dry_run)
-            print_unmerged(report.unmerged)
+            await notice.print_changes(report.reread, deleted_twins=report.deleted_twins)
         with show_progress("Indexing"):
             await engine.runtime.jobs.wait()
         return report
 
     def print_report(report: "ImportReport") -> None:
-        document = ImportReportSchema.from_report(report, dry_run=options.dry_run)
-        print_result(Result(document, lambda _: _draw_report(document)), as_json=as_json)
+        counts = dict(ImportCountsSchema.model_validate(report))
+        document = {**counts, "files": report.files, "dry_run": options.dry_run}
+        print_result(Result(document, lambda _: _draw_report(report, dry_run=options.dry_run)), as_json=as_json)
         # A pipe would get it only when watching ends.
         sys.stdout.flush()
 
@@ -226,7 +224,7 @@ async def _import_source(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _draw_report(report: "ImportReportSchema") -> "Iterable[RenderableType]":
+def _draw_report(report: "ImportReport", *, dry_run: bool) -> "Iterable[RenderableType]":
     if report.errors:
         rows = [(each.item, each.reason) for each in report.errors[:MAX_PRINTED_ERRORS]]
         yield make_table("not imported", "reason", rows=rows, wrapped=("reason",))
@@ -237,7 +235,7 @@ def _draw_report(report: "ImportReportSchema") -> "Iterable[RenderableType]":
         yield make_text(f"Merged {merged} with what the gateway recorded.")
     if report.unfinished_replies:
         yield make_text(f"{describe_unfinished(report.unfinished_replies)}; the next import reads what is complete.")
-    verb = "Found" if report.dry_run else "Imported"
+    verb = "Found" if dry_run else "Imported"
     known = f"; {report.known_messages:,} known already" if report.known_messages else ""
     yield make_text(
         f"{verb} {pluralize(report.messages, 'new message')} in {pluralize(report.conversations, 'conversation')} "

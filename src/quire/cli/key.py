@@ -57,7 +57,7 @@ async def create(
 ) -> Result:
     """Create an API key and print it once: only its digest is stored."""
     from quire.model.ids import now
-    from quire.schemas.records import CreatedKeySchema, CreatedTenantKeySchema
+    from quire.schemas.records import CreatedKeySchema
 
     expires_at = None
     if expires is not None:
@@ -79,7 +79,7 @@ async def create(
     print_note(
         f"API key {key.name!r} of tenant {store.tenant}, valid {until}. Copy it now: it cannot be printed again."
     )
-    document = CreatedTenantKeySchema(tenant=store.tenant, **dict(CreatedKeySchema.from_secret(key, secret)))
+    document = {"tenant": store.tenant, **dict(CreatedKeySchema.from_secret(key, secret))}
     # Without a table, which would wrap the key on a narrow terminal.
     return Result(document, lambda _: [Verbatim(secret)])
 
@@ -159,9 +159,9 @@ async def revoke(
     overrides: SetOptions = None,
 ) -> Result:
     """Revoke an API key. A running server rejects it within ten seconds."""
-    from quire.schemas.records import KeySchema, TenantKeySchema
+    from quire.schemas.records import KeySchema
 
     async with open_store(overrides, tenant=tenant) as store:
         revoked, spending = await store.keys.revoke(key), await store.spending.sum_by_key()
     schema = KeySchema.from_record(revoked, spent_usd=spending.get(key, 0.0))
-    return Result(TenantKeySchema(tenant=store.tenant, **dict(schema)), f"Revoked {revoked.id} ({revoked.name}).")
+    return Result({"tenant": store.tenant, **dict(schema)}, f"Revoked {revoked.id} ({revoked.name}).")

@@ -6,7 +6,7 @@ Memories are stored in the agent's namespace; without an agent in `default`, whi
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,7 +36,6 @@ from quire.errors import DocumentNotFound, InvalidRequest
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from quire.schemas.context import MemoryRelevanceSchema
     from quire.schemas.records import MemorySchema
 
 app = create_group("Manage an agent's memories.")
@@ -85,7 +84,6 @@ async def import_(
 ) -> Result:
     """Import a file's statements as memories: one for each list item and paragraph, prefixed by its heading."""
     from quire.context.memory import validate_new_memory
-    from quire.schemas.records import ImportedMemoriesSchema
 
     source = path.removeprefix("@")
     statements = split_statements(_read_file(source))
@@ -111,9 +109,14 @@ async def import_(
         for memory_id in retired if not preview else ():
             await store.memories.retire(memory_id)
     known = len(statements) - len(added)
-    document = ImportedMemoriesSchema(
-        namespace=namespace, source=source, added=added, known=known, retired=retired, preview=preview
-    )
+    document = {
+        "namespace": namespace,
+        "source": source,
+        "added": added,
+        "known": known,
+        "retired": retired,
+        "preview": preview,
+    }
 
     def draw(_: "Console") -> "Iterable[RenderableType]":
         verb = "Would import" if preview else "Imported"
@@ -162,7 +165,7 @@ async def search(
     from quire.cli.engine_setup import build_embedder, load_cli_settings
     from quire.engine.embeddings import search_passages
     from quire.index.types import memory_scope
-    from quire.schemas.records import FoundMemoriesSchema, FoundMemorySchema, MemorySchema
+    from quire.schemas.records import FoundMemorySchema, MemorySchema
 
     namespace = resolve_namespace(agent, overrides)
     if query is None:
@@ -171,7 +174,7 @@ async def search(
     async with open_store(overrides) as store:
         hits = await search_passages(store, embedder, query, scope=memory_scope(namespace), limit=limit)
         found = [
-            FoundMemorySchema(**dict(MemorySchema.from_record(await store.memories.get(hit.key))), score=hit.score)
+            FoundMemorySchema(**dict(MemorySchema.model_validate(await store.memories.get(hit.key))), score=hit.score)
             for hit in hits
         ]
 
@@ -182,15 +185,15 @@ async def search(
             right_aligned=("score",), wrapped=("memory", "from"),
         ) if found else make_text(f"No memory of {namespace} matches.")  # fmt: skip
 
-    return Result(FoundMemoriesSchema(namespace=namespace, query=query, memories=found), draw)
+    return Result({"namespace": namespace, "query": query, "memories": found}, draw)
 
 
 async def _list_memories(namespace: str, *, limit: int, retired: bool, overrides: Sequence[str] | None) -> Result:
-    from quire.schemas.records import MemoryListSchema, MemorySchema
+    from quire.schemas.records import MemorySchema
 
     async with open_store(overrides) as store:
         records = await store.memories.list(namespace, limit=limit, include_retired=retired)
-    memories = [MemorySchema.from_record(each) for each in records]
+    memories = [MemorySchema.model_validate(each) for each in records]
 
     def draw(_: "Console") -> "Iterable[RenderableType]":
         columns = ("id", "memory", "from", "created", "retired")[: 5 if retired else 4]
@@ -210,7 +213,7 @@ async def _list_memories(namespace: str, *, limit: int, retired: bool, overrides
             else make_text(f"{namespace} has no memories.")
         )
 
-    return Result(MemoryListSchema(namespace=namespace, memories=memories), draw)
+    return Result({"namespace": namespace, "memories": memories}, draw)
 
 
 @command(app, "quire memory retire 01ke6p4ym00000000000000001")
@@ -220,14 +223,14 @@ async def retire(
     overrides: SetOptions = None,
 ) -> Result:
     """Retire memories: requests no longer include them. They stay in the store."""
-    from quire.schemas.records import MemorySchema, RetiredMemoriesSchema
+    from quire.schemas.records import MemorySchema
 
     async with open_store(overrides) as store:
         for each in memory:  # Retire all or none: a missing id fails here.
             await store.memories.get(each)
-        retired = [MemorySchema.from_record(await store.memories.retire(each)) for each in memory]
+        retired = [MemorySchema.model_validate(await store.memories.retire(each)) for each in memory]
     lines = [f"Retired {each.id}: {to_one_line(each.text, 60)}" for each in retired]
-    return Result(RetiredMemoriesSchema(memories=retired), "\n".join(lines))
+    return Result({"memories": retired}, "\n".join(lines))
 
 
 async def _read_no_texts() -> tuple[str, ...]:
@@ -245,7 +248,6 @@ async def relevance(
     """Show what the next request would include from memory: project files, and memories with their scores."""
     from quire.context.memory import MEMORIES_BLOCK_NAME
     from quire.engine.context_gatherer import ContextGatherer, memory_namespace
-    from quire.schemas.context import MemoryBlockSchema, MemoryRelevanceSchema, ScoredMemorySchema
 
     async with open_conversation(target) as conversation:
         engine, store = conversation.engine, conversation.engine.store
@@ -262,63 +264,63 @@ async def relevance(
             await store.memories.list(memory_namespace(engine.agent), limit=MAX_LISTED_MEMORIES) if enabled else []
         )
     texts = {block.name: block.text for block in gathered.blocks if block.kind == "memory"}
-    memories: list[ScoredMemorySchema] = []
+    memories: list[dict[str, Any]] = []
     for record in records:
         # Memories of the stable prefix share one block, in which each has its id.
         is_stable = f"[{record.id}" in texts.get(MEMORIES_BLOCK_NAME, "")
         place = (MEMORIES_BLOCK_NAME, "memory") if is_stable else (record.id, "recall")
         row = next((each for each in decisions if (each.name, each.slot) == place), None)
         memories.append(
-            ScoredMemorySchema(
-                id=record.id,
-                text=record.text,
-                included=row is not None and row.included,
-                reason=row.reason if row is not None else "not_selected",
-                score=row.score if row is not None else None,
-            )
+            {
+                "id": record.id,
+                "text": record.text,
+                "included": row is not None and row.included,
+                "reason": row.reason if row is not None else "not_selected",
+                "score": row.score if row is not None else None,
+            }
         )
-    document = MemoryRelevanceSchema(
-        conversation=conversation.id,
-        branch=conversation.branch,
-        question=question,
-        enabled=enabled,
-        blocks=[
-            MemoryBlockSchema(
-                name=row.name,
-                included=row.included,
-                reason=row.reason,
-                tokens=row.tokens,
-                text=texts.get(row.name or ""),
-            )
+    document: dict[str, Any] = {
+        "conversation": conversation.id,
+        "branch": conversation.branch,
+        "question": question,
+        "enabled": enabled,
+        "blocks": [
+            {
+                "name": row.name,
+                "included": row.included,
+                "reason": row.reason,
+                "tokens": row.tokens,
+                "text": texts.get(row.name or ""),
+            }
             for row in decisions
             if row.kind == "memory" and row.slot != "recall"
         ],
-        memories=sorted(memories, key=lambda each: (not each.included, -(each.score or 0))),
-    )
+        "memories": sorted(memories, key=lambda each: (not each["included"], -(each["score"] or 0))),
+    }
     return Result(document, lambda _: _draw_relevance(document))
 
 
-def _draw_relevance(document: "MemoryRelevanceSchema") -> "Iterable[RenderableType]":
-    yield make_text(f"For: {to_one_line(document.question, 80) or '(no question yet)'}")
-    if document.blocks:
-        rows = [(each.name, each.included, each.reason, each.tokens) for each in document.blocks]
+def _draw_relevance(document: dict[str, Any]) -> "Iterable[RenderableType]":
+    yield make_text(f"For: {to_one_line(document['question'], 80) or '(no question yet)'}")
+    if document["blocks"]:
+        rows = [(each["name"], each["included"], each["reason"], each["tokens"]) for each in document["blocks"]]
         yield make_table("name", "in", "why", "tokens", rows=rows, right_aligned=("tokens",), wrapped=("name",))
-    for each in document.blocks:
-        if each.text:
-            yield make_text(f"\n{each.name}", style="bold")
-            yield make_text(each.text)
-    if not document.enabled:
+    for each in document["blocks"]:
+        if each["text"]:
+            yield make_text(f"\n{each['name']}", style="bold")
+            yield make_text(each["text"])
+    if not document["enabled"]:
         yield make_text("There is no agent, or its memory is off; set one with `quire config set agent FILE`.")
         return
     yield make_text("")
     yield make_table(
         "in", "score", "why", "id", "memory",
         rows=[
-            (each.included, each.score, each.reason.replace("_", " "), each.id, to_one_line(each.text))
-            for each in document.memories
+            (each["included"], each["score"], each["reason"].replace("_", " "), each["id"], to_one_line(each["text"]))
+            for each in document["memories"]
         ],
         right_aligned=("score",), wrapped=("memory",),
-    ) if document.memories else make_text("There are no memories yet.")  # fmt: skip
+    ) if document["memories"] else make_text("There are no memories yet.")  # fmt: skip
 
 
 def split_statements(text: str) -> list[str]:

@@ -38,43 +38,42 @@ def command(
     """Show what is known about a model: window, limits, tokenizer and prices, with the source of each."""
     from quire.cli.engine_setup import load_cli_settings
     from quire.engine import EngineConfig
-    from quire.schemas.setup import ModelFactSchema, ModelFactsSchema
     from quire.view.model_table import find_sources
 
     config = EngineConfig.create(load_cli_settings(overrides).settings)
     if name is not None:
         config = config.with_changes(model=name)
     sources = find_sources(config.find_layers(config.settings.model))
-    facts: list[ModelFactSchema] = []
+    facts: list[dict[str, Any]] = []
     for field, label in FIELD_LABELS.items():
         layer = sources.get(field)
         # A tokenizer that no source names is estimated.
         value = getattr(layer.spec, field) if layer is not None else "estimate" if field == "tokenizer" else None
         source = layer.source if layer is not None else "unknown"
-        facts.append(ModelFactSchema(name=field, label=label, value=_to_json(field, value), source=source))
+        facts.append({"name": field, "label": label, "value": _to_json(field, value), "source": source})
     endpoint = config.endpoint
-    document = ModelFactsSchema(
-        model=config.settings.model,
-        base_url=endpoint.base_url or None,
-        served_model=endpoint.model,
-        window=config.policy.window if config.policy.has_known_window else None,
-        facts=facts,
-    )
+    document = {
+        "model": config.settings.model,
+        "base_url": endpoint.base_url or None,
+        "served_model": endpoint.model,
+        "window": config.policy.window if config.policy.has_known_window else None,
+        "facts": facts,
+    }
 
     def draw(_: "Console") -> "Iterable[RenderableType]":
         rows: list[tuple[str, str, str]] = []
         for each in facts:
-            match each.value:
+            match value := each["value"]:
                 case None:
                     text = "unknown"
                 case int():
-                    text = f"{each.value:,} tokens"
+                    text = f"{value:,} tokens"
                 case float():
-                    text = f"${each.value:g} per million"
+                    text = f"${value:g} per million"
                 case _:
-                    text = each.value
-            rows.append((each.label, text, each.source))
-        yield make_table("", document.model, "from", rows=rows)
+                    text = value
+            rows.append((each["label"], text, each["source"]))
+        yield make_table("", config.settings.model, "from", rows=rows)
         yield make_text(f"Requests use a {describe_window(config)}.")
 
     return Result(document, draw)

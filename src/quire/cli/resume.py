@@ -81,7 +81,6 @@ def command(
 
 async def _print_handover(target: CommandTarget, max_tokens: int) -> Result:
     from quire.engine.handover import write_handover
-    from quire.schemas.context import HandoverSchema
 
     async with open_conversation(target) as conversation:
         engine = conversation.engine
@@ -95,7 +94,7 @@ async def _print_handover(target: CommandTarget, max_tokens: int) -> Result:
     written_by = f"written by {handover.model}" if handover.model is not None else "extracted"
     print_note(f"{handover.tokens:,} of at most {handover.max_tokens:,} tokens, {written_by}.")
     # Without wrapped lines: it is input of an agent.
-    return Result(HandoverSchema(**dict(handover)), lambda _: [Verbatim(handover.text)])
+    return Result(handover, lambda _: [Verbatim(handover.text)])
 
 
 class _Source(NamedTuple):
@@ -184,7 +183,8 @@ def _write_session(source: _Source, program: str) -> "tuple[ResumedSessionSchema
 
 async def _record_session(document: "ResumedSessionSchema", program: str, overrides: Sequence[str] | None) -> None:
     """Records what the session continues, so that its import adds what the agent says next to this conversation."""
-    from quire.log.imports import ContinuedSession, make_conversation_id
+    from quire.engine.file_import import make_conversation_id
+    from quire.log.imports import ContinuedSession
     from quire.model.ids import now
     from quire.resume.registry import find_writer
 

@@ -16,7 +16,6 @@ from quire.cli.workspace_trust import (
     remember,
 )
 from quire.errors import NotFound
-from quire.schemas.setup import TrustedFileSchema, TrustedFilesSchema
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -49,19 +48,18 @@ def command(
 
 
 def _list_decisions() -> Result:
-    files: list[TrustedFileSchema] = []
+    files: list[dict[str, str]] = []
     for name, each in read_decisions().items():
         file = read_project_file(Path(name).parent) if Path(name).is_file() else None
         is_current = file is not None and str(file.path) == name and file.digest == each.digest
-        files.append(TrustedFileSchema(path=name, decision=each.decision if is_current else "changed"))
+        files.append({"path": name, "decision": each.decision if is_current else "changed"})
 
     def draw(_: "Console") -> "Iterable[RenderableType]":
-        rows = [(each.path, each.decision) for each in files]
+        rows = [tuple(each.values()) for each in files]
         yield make_table("settings file", "decision", rows=rows) if rows else make_text("No folder is trusted.")
 
-    return Result(TrustedFilesSchema(files=files), draw)
+    return Result({"files": files}, draw)
 
 
 def _make_result(path: Path, decision: Literal["trusted", "revoked"], lines: list[str]) -> Result:
-    document = TrustedFilesSchema(files=[TrustedFileSchema(path=str(path), decision=decision)])
-    return Result(document, "\n".join(lines))
+    return Result({"files": [{"path": str(path), "decision": decision}]}, "\n".join(lines))

@@ -48,12 +48,10 @@ async def command(
     if not once:
         return None
     from quire.jobs import JOB_KINDS
-    from quire.schemas.setup import JobCountSchema, JobCountsSchema
 
-    jobs = [JobCountSchema(kind=kind, done=counts.done[kind], failed=counts.failed[kind]) for kind in JOB_KINDS]
-    rows = [(each.kind, each.done, each.failed) for each in jobs]
+    rows = [(kind, counts.done[kind], counts.failed[kind]) for kind in JOB_KINDS]
     return Result(
-        JobCountsSchema(jobs=jobs),
+        {"jobs": [{"kind": kind, "done": done, "failed": failed} for kind, done, failed in rows]},
         lambda _: [make_table("kind", "done", "failed", rows=rows, right_aligned=("done", "failed"))],
         exit_code=EXIT_FAILED if counts.failed.total() else 0,
     )

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from pydantic_core import from_json
@@ -39,13 +40,14 @@ _PIECE = re.compile(r"[^\s=:,;|()\[\]{}<>\"'`“”‘’]+")
 _EDGES = ".,;:!?…*/\\-–"
 
 
-class LostFact(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LostFact:
     seq: int
-    """Message that has the fact."""
+    """The message that has the fact."""
     text: str
     """The line with the fact."""
     values: tuple[str, ...]
-    """Its values that are missing; empty for a decision without any."""
+    """Its missing names, numbers, paths and commands; empty for a decision."""
 
 
 class LostFacts(NamedTuple):

@@ -129,8 +129,7 @@ async def import_sources(
             engine, each.source, files, options, on_progress=report_progress, prepare_reread=prepare_reread
         )
         total.reread |= done.reread
-        total.merged |= done.merged
-        total.unmerged |= done.unmerged
+        total.deleted_twins += done.deleted_twins
         total.files += done.files
         total.conversations += done.conversations
         total.messages += done.messages

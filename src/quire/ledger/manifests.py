@@ -1,8 +1,8 @@
 """Compares the manifests of two requests, and finds the decision about one message or item."""
 
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
 
 from quire.errors import EntryNotFound
 from quire.model import Decision, Manifest, Span
@@ -11,13 +11,15 @@ from quire.model.manifest import PROVIDER_REASONS
 _NO_DECISION = Decision(slot="messages", kind="message", included=False, reason="archived")
 
 
-class ManifestChange(NamedTuple):
-    """A changed decision: items by name, adjacent messages as one span. None means that it was not a candidate."""
+@dataclass(frozen=True, slots=True)
+class ManifestChange:
+    """A changed decision: items by name, adjacent messages as one span."""
 
     kind: str
     name: str | None
     span: Span | None
     before: Decision | None
+    """Null if it was not a candidate."""
     after: Decision | None
 
 
@@ -45,7 +47,7 @@ def diff_manifests(before: Manifest, after: Manifest) -> list[ManifestChange]:
         previous = changes[-1] if changes else None
         if previous and previous.span is not None and previous.span.last == first - 1 and key == last_key:
             # Adjacent pieces with the same decisions are one change.
-            changes[-1] = previous._replace(span=Span(first=previous.span.first, last=end - 1))
+            changes[-1] = replace(previous, span=Span(first=previous.span.first, last=end - 1))
         else:
             kind = (new or old or _NO_DECISION).kind
             changes.append(ManifestChange(kind, None, Span(first=first, last=end - 1), old, new))

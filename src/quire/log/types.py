@@ -1,6 +1,7 @@
 """Values of the store: conversations, branches, windows, passages, segments, memories, documents, matches, faults."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -48,14 +49,14 @@ class ConversationOrigin(FrozenModel):
     )
 
 
-class OriginCount(NamedTuple):
-    """Number of the conversations of one client and project."""
-
+@dataclass(frozen=True, slots=True)
+class OriginCount:
     client: str
+    """Program that the conversations come from, such as `claude-code`."""
     project: str | None
     conversations: int
+    """Number of conversations without a purpose."""
     updated_at: int
-    """Time of the last append to one of them."""
 
 
 class ConversationRecord(NamedTuple):
@@ -77,12 +78,7 @@ class ConversationRecord(NamedTuple):
         client = self.origin.client if self.origin is not None else None
         if client is None or self.is_continued:
             return None
-        return client if client in AGENTS or self.is_imported else None
-
-    @property
-    def is_imported(self) -> bool:
-        """Whether it began as an import of what its client had stored."""
-        return self.origin is not None and self.id.startswith(f"{self.origin.client}-")
+        return client if client in AGENTS or self.id.startswith(f"{client}-") else None
 
     @property
     def is_main(self) -> bool:
@@ -109,6 +105,10 @@ class Branch(NamedTuple):
     def fork_seq(self) -> int:
         """The last entry that the branch shares with its parent, or 0 without one."""
         return find_fork_seq(self.lineage)
+
+    @property
+    def parent(self) -> int | None:
+        return self.lineage[-1][0] if self.lineage else None
 
     def check_in_database(self) -> None:
         """Raises `EntriesOffloaded` if the entries are in object storage: the store restores them."""

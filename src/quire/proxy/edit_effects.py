@@ -54,8 +54,9 @@ class WaitingEdits(NamedTuple):
         return bool(self.drops or self.restores) or self.summary is not None
 
 
-class RestoredCounts(NamedTuple):
-    """Of the messages and tool results that a summary replaced, how many come back."""
+@dataclass(frozen=True, slots=True)
+class RestoredCounts:
+    """Of the messages and tool results that an agent's summary replaced, how many come back."""
 
     messages: int
     all_messages: int

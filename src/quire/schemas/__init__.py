@@ -13,6 +13,7 @@ class JsonModel(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         from_attributes=True,
+        validate_by_name=True,
         use_attribute_docstrings=True,
         json_schema_serialization_defaults_required=True,
     )

@@ -1,35 +1,28 @@
 """Schemas of requests and their context: usage, compaction, items, and manifests in summary, replay and comparison."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import AliasPath, Field
 
+from quire.compaction.lost_facts import LostFact
 from quire.context.items import AgentItem, get_include_mode, index_agent_items
 from quire.ledger import ManifestChange, Replay
 from quire.model import (
     Compaction,
     ContextItem,
-    Decision,
     Drop,
     Entry,
     Manifest,
     Priority,
     Span,
-    Topic,
     Truncation,
     Usage,
 )
 from quire.model.agents import Agent, AgentTool, IncludeMode
 from quire.model.entry_bodies import SessionIncludeMode
 from quire.model.manifest import ForwardedForm, SlotUsage
+from quire.proxy.edit_effects import EditMoment, RestoredCounts
 from quire.schemas import JsonModel
-from quire.schemas.entries import EntrySchema
-from quire.view.budget import UsageReport
-from quire.view.compaction_plan import CompactionPlan
-
-if TYPE_CHECKING:
-    from quire.engine.client_compactions import ClientCompaction
-    from quire.proxy.edit_effects import EditEffect
 
 ItemType = Literal["rule", "reference", "tool"]
 
@@ -50,23 +43,11 @@ class ContextUsageSchema(JsonModel):
         description="A compaction waits for the user's consent (`compact_when`); requests omit the oldest messages."
     )
 
-    @classmethod
-    def from_report(cls, usage: UsageReport) -> "ContextUsageSchema":
-        return cls.model_validate({**usage._asdict(), "proposes_compaction": usage.proposes_compaction})
-
 
 class ActiveCompactionSchema(JsonModel):
     seq: int = Field(description="Sequence number of the compaction's entry.")
     created_at: int
-    compaction: Compaction
-
-    @classmethod
-    def from_entry(cls, entry: Entry | None) -> "ActiveCompactionSchema | None":
-        if entry is None:
-            return None
-        body = entry.body
-        assert isinstance(body, Compaction)
-        return cls(seq=entry.seq, created_at=entry.created_at, compaction=body)
+    compaction: Compaction = Field(validation_alias="body")
 
 
 class CompactionPlanSchema(JsonModel):
@@ -78,10 +59,6 @@ class CompactionPlanSchema(JsonModel):
     freed_tokens: int = Field(description="Tokens that the compaction would free.")
     target_tokens: int
     needs_summary: bool
-
-    @classmethod
-    def from_plan(cls, plan: CompactionPlan | None) -> "CompactionPlanSchema | None":
-        return None if plan is None else cls.model_validate(plan, from_attributes=True)
 
 
 class ContextItemSchema(JsonModel):
@@ -137,12 +114,6 @@ class ForwardingSchema(JsonModel):
         )
 
 
-class LostFactSchema(JsonModel):
-    seq: int = Field(description="The message that has the fact.")
-    text: str
-    values: list[str] = Field(description="Its missing names, numbers, paths and commands; empty for a decision.")
-
-
 class ClientCompactionSchema(JsonModel):
     """A compaction that an agent made itself."""
 
@@ -153,25 +124,11 @@ class ClientCompactionSchema(JsonModel):
     first: int = Field(description="The first replaced message.")
     last: int
     messages: int = Field(description="Number of replaced messages.")
-    lost: list[LostFactSchema] = Field(
-        description="Facts that the summary does not have, the strongest first; at most 50."
+    lost: list[LostFact] = Field(
+        validation_alias=AliasPath("lost", "facts"),
+        description="Facts that the summary does not have, the strongest first; at most 50.",
     )
-    lost_total: int
-
-    @classmethod
-    def from_compaction(cls, compaction: "ClientCompaction") -> "ClientCompactionSchema":
-        facts, total = compaction.lost
-        return cls(
-            conversation=compaction.conversation,
-            branch=compaction.branch,
-            reply=compaction.reply,
-            created_at=compaction.created_at,
-            first=compaction.first,
-            last=compaction.last,
-            messages=compaction.messages,
-            lost=[LostFactSchema(seq=fact.seq, text=fact.text, values=list(fact.values)) for fact in facts],
-            lost_total=total,
-        )
+    lost_total: int = Field(validation_alias=AliasPath("lost", "total"))
 
 
 class RequestSummarySchema(JsonModel):
@@ -242,47 +199,36 @@ class ReplaySchema(JsonModel):
         )
 
 
-class DecisionChangeSchema(JsonModel):
-    kind: str
-    name: str | None
-    span: Span | None
-    before: Decision | None = Field(description="Null if it was not a candidate.")
-    after: Decision | None
-
-
 class RequestDiffSchema(JsonModel):
     reply: int
     other: int
-    changes: list[DecisionChangeSchema]
-
-    @classmethod
-    def from_changes(cls, changes: list[ManifestChange], *, reply: int, other: int) -> "RequestDiffSchema":
-        return cls(reply=reply, other=other, changes=[DecisionChangeSchema(**change._asdict()) for change in changes])
+    changes: list[ManifestChange]
 
 
 class PinListSchema(JsonModel):
     pins: list[int]
 
 
-class RestoredCountsSchema(JsonModel):
-    """Of the messages and tool results that an agent's summary replaced, how many come back."""
-
-    messages: int
-    all_messages: int
-    results: int
-    all_results: int
-
-
 class EditEffectSchema(JsonModel):
     """What waiting edits do to the next request of an agent that keeps its own list, and when."""
 
-    drops: list[int] = Field(description="Dropped messages of which the model is still sent the whole.")
-    restores: list[int] = Field(description="Restored messages of which the model is still sent a stub.")
-    quotes: list[int] = Field(description="Pinned messages that are quoted in the next request.")
-    compaction: int | None = Field(
-        description="Sequence number of the agent's compaction that was undone or edited, and is still in its list."
+    drops: list[int] = Field(
+        validation_alias=AliasPath("waiting", "drops"),
+        description="Dropped messages of which the model is still sent the whole.",
     )
-    moment: Literal["next_request", "next_turn", "cold_cache"] = Field(
+    restores: list[int] = Field(
+        validation_alias=AliasPath("waiting", "restores"),
+        description="Restored messages of which the model is still sent a stub.",
+    )
+    quotes: list[int] = Field(
+        validation_alias=AliasPath("waiting", "quotes"),
+        description="Pinned messages that are quoted in the next request.",
+    )
+    compaction: int | None = Field(
+        validation_alias=AliasPath("waiting", "summary"),
+        description="Sequence number of the agent's compaction that was undone or edited, and is still in its list.",
+    )
+    moment: EditMoment = Field(
         description="Whether they take effect with the next request, with the user's next message, or with the first "
         "message of the user after the prompt cache has expired."
     )
@@ -291,34 +237,18 @@ class EditEffectSchema(JsonModel):
     added_tokens: int
     prompt_tokens: int = Field(description="Tokens of the next request with the edits, before the user's message.")
     rewritten_tokens: int = Field(description="Tokens that are written to the cache again if the edits begin now.")
-    cost_usd: float | None = Field(description="Input cost of the next request if the edits begin with it.")
-    unedited_cost_usd: float | None = Field(description="Input cost of the next request without the edits.")
-    restored: RestoredCountsSchema | None = Field(
+    cost_usd: float | None = Field(
+        validation_alias=AliasPath("cost", "exact_usd"),
+        description="Input cost of the next request if the edits begin with it.",
+    )
+    unedited_cost_usd: float | None = Field(
+        validation_alias=AliasPath("unedited_cost", "exact_usd"),
+        description="Input cost of the next request without the edits.",
+    )
+    restored: RestoredCounts | None = Field(
         description="What comes back of what the agent's summary replaced; null if no compaction was undone."
     )
     thinking_blocks: int = Field(description="Blocks of signed reasoning that the edits remove.")
-
-    @classmethod
-    def from_effect(cls, effect: "EditEffect | None") -> "EditEffectSchema | None":
-        if effect is None:
-            return None
-        cost, unedited = effect.cost, effect.unedited_cost
-        return cls(
-            drops=list(effect.waiting.drops),
-            restores=list(effect.waiting.restores),
-            quotes=list(effect.waiting.quotes),
-            compaction=effect.waiting.summary,
-            moment=effect.moment,
-            cold_in_seconds=effect.cold_in_seconds,
-            removed_tokens=effect.removed_tokens,
-            added_tokens=effect.added_tokens,
-            prompt_tokens=effect.prompt_tokens,
-            rewritten_tokens=effect.rewritten_tokens,
-            cost_usd=cost.usd if cost.is_complete else None,
-            unedited_cost_usd=unedited.usd if unedited.is_complete else None,
-            restored=RestoredCountsSchema(**effect.restored._asdict()) if effect.restored is not None else None,
-            thinking_blocks=effect.thinking_blocks,
-        )
 
 
 class DropListSchema(JsonModel):
@@ -330,107 +260,3 @@ class DropListSchema(JsonModel):
 
 class PriorityListSchema(JsonModel):
     priorities: list[Priority] = Field(description="Messages for which a priority is set.")
-
-
-class BranchDocument(JsonModel):
-    """A document about one branch, which a command prints with `--json`."""
-
-    conversation: str
-    branch: int
-
-
-class ContextWindowSchema(BranchDocument):
-    waiting: EditEffectSchema | None = Field(description="Edits that the agent's list does not have yet.")
-    reply: int | None = Field(description="Sequence number of the reply to the request; null for the next request.")
-    manifest: Manifest
-    item_counts: dict[str, dict[str, int]] = Field(
-        description="Included rules, references and tools, by kind and include mode."
-    )
-    entry: EntrySchema | None = Field(description="The reply.")
-    servers_not_started: list[str]
-    restored: RestoredCountsSchema | None = Field(
-        description="What the request had of what the agent's summary replaced; null if no compaction was undone."
-    )
-
-
-class ActiveSummarySchema(BranchDocument):
-    active: ActiveCompactionSchema | None
-
-
-class ChangedSummarySchema(ActiveSummarySchema):
-    waiting: EditEffectSchema | None = Field(description="What this does to an agent's next request, and when.")
-
-
-class UndoneCompactionSchema(ChangedSummarySchema):
-    undone: int = Field(description="Sequence number of the compaction that was undone.")
-
-
-class CompactionPreviewSchema(BranchDocument):
-    plan: CompactionPlanSchema | None
-
-
-class CompactionResultSchema(BranchDocument):
-    entry: EntrySchema | None = Field(description="The compaction; null if nothing changed.")
-
-
-class ReplayedRequestSchema(BranchDocument, ReplaySchema):
-    reply: int
-
-
-class ComparedRequestsSchema(BranchDocument, RequestDiffSchema):
-    pass
-
-
-class ExplainedItemSchema(BranchDocument):
-    reply: int | None
-    item: str
-    decision: Decision
-    topics: list[Topic] = Field(description="Of a recalled message: topics in a model's words that cite it.")
-
-
-class SessionItemsSchema(BranchDocument, PinListSchema):
-    items: list[ContextItemSchema]
-    servers_not_started: list[str]
-
-
-class BranchPinsSchema(BranchDocument, PinListSchema, PriorityListSchema):
-    pass
-
-
-class BranchDropsSchema(BranchDocument, DropListSchema):
-    pass
-
-
-class MemoryBlockSchema(JsonModel):
-    name: str | None
-    included: bool
-    reason: str
-    tokens: int
-    text: str | None
-
-
-class ScoredMemorySchema(JsonModel):
-    id: str
-    text: str
-    included: bool
-    reason: str
-    score: float | None
-
-
-class MemoryRelevanceSchema(BranchDocument):
-    question: str
-    enabled: bool = Field(description="Whether there is an agent whose memory is on.")
-    blocks: list[MemoryBlockSchema] = Field(description="Memory in the request: the project's files, and memories.")
-    memories: list[ScoredMemorySchema]
-
-
-class HandoverSchema(BranchDocument):
-    title: str
-    source: str | None = Field(description="Program that the conversation comes from.")
-    project: str | None
-    messages: int = Field(description="Sequence number of the newest entry.")
-    text: str
-    tokens: int
-    max_tokens: int
-    model: str | None = Field(description="Model that wrote the state; null for an extract.")
-    sources: list[int] = Field(description="Sequence numbers of the messages that the text cites.")

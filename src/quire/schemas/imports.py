@@ -1,14 +1,10 @@
 """Schemas of imports: the sources, and the progress of an uploaded file."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from quire.engine.file_import import ImportReport
 from quire.schemas import JsonModel
-
-MAX_SENT_ERRORS = 200
-"""Errors in one response; the rest are counted."""
 
 ImportStatus = Literal["running", "done", "failed"]
 
@@ -37,46 +33,12 @@ class ImportCountsSchema(JsonModel):
     errors: list[ImportErrorSchema] = Field(description="The first of them.")
 
 
-class ImportReportSchema(ImportCountsSchema):
-    files: int
-    dry_run: bool
-
-    @classmethod
-    def from_report(cls, report: ImportReport, *, dry_run: bool) -> "ImportReportSchema":
-        return cls(**_count(report, len(report.errors)), files=report.files, dry_run=dry_run)
-
-
 class ImportJobSchema(ImportCountsSchema):
     id: str
     source: str
     status: ImportStatus = Field(description="`failed` if the file could not be imported to its end.")
     failure: str | None = Field(description="Why it failed; what was imported until then stays.")
     created_at: int
-
-    @classmethod
-    def from_report(
-        cls, report: ImportReport, *, id: str, source: str, status: ImportStatus, failure: str | None, created_at: int
-    ) -> "ImportJobSchema":
-        return cls(
-            **_count(report, MAX_SENT_ERRORS),
-            id=id,
-            source=source,
-            status=status,
-            failure=failure,
-            created_at=created_at,
-        )
-
-
-def _count(report: ImportReport, max_errors: int) -> dict[str, Any]:
-    return {
-        "conversations": report.conversations,
-        "messages": report.messages,
-        "known_messages": report.known_messages,
-        "live_conversations": report.live_conversations,
-        "unfinished_replies": report.unfinished_replies,
-        "error_count": report.error_count,
-        "errors": [ImportErrorSchema(**each._asdict()) for each in report.errors[:max_errors]],
-    }
 
 
 class ImportJobListSchema(JsonModel):

@@ -6,18 +6,12 @@ from pydantic import Field
 
 from quire.access.keys import KEY_SCOPES, ApiKey, KeyScope
 from quire.log import (
-    Branch,
     ConversationOrigin,
-    ConversationRecord,
-    IntegrityFault,
-    Memory,
 )
-from quire.model import BranchState
 from quire.schemas import JsonModel
-from quire.schemas.entries import EntrySchema
 
 if TYPE_CHECKING:
-    from quire.log.types import ValuePurge
+    pass
 
 
 class ConversationSchema(JsonModel):
@@ -34,29 +28,14 @@ class ConversationSchema(JsonModel):
         "what no agent owns."
     )
 
-    @classmethod
-    def from_record(cls, record: ConversationRecord) -> "ConversationSchema":
-        return cls(**record._asdict(), owner=record.owner)
-
 
 class BranchSchema(JsonModel):
     number: int
     name: str
     created_at: int
-    head: int = Field(description="Sequence number of the newest entry.")
+    head: int = Field(validation_alias="head_seq", description="Sequence number of the newest entry.")
     fork_seq: int = Field(description="Last entry shared with the parent branch; 0 if there is no parent.")
     parent: int | None
-
-    @classmethod
-    def from_record(cls, branch: Branch) -> "BranchSchema":
-        return cls(
-            number=branch.number,
-            name=branch.name,
-            created_at=branch.created_at,
-            head=branch.head_seq,
-            fork_seq=branch.fork_seq,
-            parent=branch.lineage[-1][0] if branch.lineage else None,
-        )
 
 
 class IntegrityFaultSchema(JsonModel):
@@ -65,49 +44,6 @@ class IntegrityFaultSchema(JsonModel):
     branch: int | None
     seq: int | None
     problem: str
-
-    @classmethod
-    def from_record(cls, fault: IntegrityFault) -> "IntegrityFaultSchema":
-        return cls(**fault._asdict())
-
-
-class ListedConversationSchema(ConversationSchema):
-    entries: int
-    branches: list[BranchSchema]
-    branch_used_last: int = Field(description="Number of the branch that was appended to last.")
-
-
-class ConversationListSchema(JsonModel):
-    conversations: list[ListedConversationSchema]
-
-
-class TranscriptSchema(JsonModel):
-    conversation: str
-    title: str
-    branch: int
-    head: int = Field(description="Sequence number of the newest entry.")
-    state: BranchState
-    entries: list[EntrySchema]
-
-
-class ForkedBranchSchema(BranchSchema):
-    conversation: str
-
-
-class EditedConversationSchema(JsonModel):
-    conversation: str
-    title: str
-    tags: list[str]
-
-
-class LocatedFaultSchema(IntegrityFaultSchema):
-    conversation: str | None
-
-
-class VerifiedConversationsSchema(JsonModel):
-    conversations: list[str]
-    faults: list[LocatedFaultSchema]
-    notes: list[str] = Field(description="With `--all`: the last entry of the audit trail, and its digest.")
 
 
 class TenantSchema(JsonModel):
@@ -129,50 +65,6 @@ class PurgedTenantSchema(JsonModel):
 
 class RewrappedKeysSchema(JsonModel):
     tenants: list[str]
-
-
-class EntryLocationSchema(JsonModel):
-    conversation: str
-    branch: int
-    seq: int
-
-
-class SecretSchema(EntryLocationSchema):
-    kind: str
-    mask: str = Field(description="Public start of the secret and its kind; never the secret.")
-
-
-class FoundSecretsSchema(JsonModel):
-    conversations: int = Field(description="Conversations that were searched.")
-    secrets: list[SecretSchema]
-
-
-class PurgedEntrySchema(JsonModel):
-    branch: int
-    seq: int
-
-
-class PurgedConversationSchema(JsonModel):
-    conversation: str
-    purged: list[PurgedEntrySchema]
-
-
-class PurgedValueSchema(JsonModel):
-    purged: list[EntryLocationSchema]
-    rows: dict[str, int] = Field(description="Other rows that were erased or cleared, by table.")
-    remaining: list[str] = Field(description="Tables that still contain the value, because it is in an id.")
-
-    @classmethod
-    def from_purge(cls, purge: "ValuePurge") -> "PurgedValueSchema":
-        purged = [EntryLocationSchema(conversation=each[0], branch=each[1], seq=each[2]) for each in purge.entries]
-        return cls(purged=purged, rows=purge.rows, remaining=list(purge.remaining))
-
-
-class ExportedLinesSchema(JsonModel):
-    """An export to standard output."""
-
-    conversation: str
-    lines: list[dict[str, Any]]
 
 
 class ExportedFileSchema(JsonModel):
@@ -197,8 +89,10 @@ class ResumedSessionSchema(JsonModel):
     changes: dict[str, int] = Field(description="What was left out or written in another form, and how often.")
 
 
-class CitationSchema(EntryLocationSchema):
-    pass
+class CitationSchema(JsonModel):
+    conversation: str
+    branch: int
+    seq: int
 
 
 class MemorySchema(JsonModel):
@@ -211,39 +105,9 @@ class MemorySchema(JsonModel):
     retired_at: int | None
     replaced_by: str | None
 
-    @classmethod
-    def from_record(cls, memory: Memory) -> "MemorySchema":
-        citation = memory.citation
-        fields = memory._asdict() | {"citation": citation._asdict() if citation is not None else None}
-        return cls.model_validate(fields)
-
-
-class MemoryListSchema(JsonModel):
-    namespace: str
-    memories: list[MemorySchema]
-
 
 class FoundMemorySchema(MemorySchema):
     score: float
-
-
-class FoundMemoriesSchema(JsonModel):
-    namespace: str
-    query: str
-    memories: list[FoundMemorySchema]
-
-
-class RetiredMemoriesSchema(JsonModel):
-    memories: list[MemorySchema]
-
-
-class ImportedMemoriesSchema(JsonModel):
-    namespace: str
-    source: str
-    added: list[str] = Field(description="Texts of the new memories.")
-    known: int = Field(description="Statements that were known already.")
-    retired: list[str] = Field(description="Ids of memories from this file that are no longer in it.")
-    preview: bool
 
 
 class KeySchema(JsonModel):
@@ -274,14 +138,6 @@ class CreatedKeySchema(KeySchema):
     @classmethod
     def from_secret(cls, key: ApiKey, secret: str) -> "CreatedKeySchema":
         return cls(**_key_fields(key), spent_usd=0.0, key=secret)
-
-
-class TenantKeySchema(KeySchema):
-    tenant: str
-
-
-class CreatedTenantKeySchema(CreatedKeySchema):
-    tenant: str
 
 
 class SpendingSchema(JsonModel):

@@ -10,50 +10,6 @@ from quire.schemas import JsonModel
 FindingStatus = Literal["ok", "note", "problem"]
 
 
-class SettingValueSchema(JsonModel):
-    name: str
-    value: Any
-    origin: str = Field(description="File, environment variable or option that sets it, or `default`.")
-
-
-class ListedSettingSchema(SettingValueSchema):
-    description: str
-
-
-class SettingListSchema(JsonModel):
-    settings: list[ListedSettingSchema]
-
-
-class ChangedSettingSchema(JsonModel):
-    name: str
-    value: Any
-    path: str
-
-
-class TrustedFileSchema(JsonModel):
-    path: str
-    decision: Literal["trusted", "refused", "changed", "revoked"] = Field(
-        description="`changed`: the file is not as it was when the user decided, so the decision does not count."
-    )
-
-
-class TrustedFilesSchema(JsonModel):
-    files: list[TrustedFileSchema]
-
-
-class ListedAgentSchema(JsonModel):
-    name: str
-    path: str
-    active: bool
-    description: str
-    model: str | None
-    problem: str | None = Field(description="Why the agent cannot be loaded.")
-
-
-class AgentFilesSchema(JsonModel):
-    agents: list[ListedAgentSchema]
-
-
 class AgentRuleSchema(JsonModel):
     name: str
     description: str
@@ -94,28 +50,6 @@ class AgentFileSchema(JsonModel):
         return cls.model_validate({**dict(agent), "path": path}, from_attributes=True)
 
 
-class ChangedAgentSchema(JsonModel):
-    agent: str
-    path: str
-    key: str
-    value: Any
-
-
-class ModelFactSchema(JsonModel):
-    name: str
-    label: str
-    value: int | float | str | None
-    source: str
-
-
-class ModelFactsSchema(JsonModel):
-    model: str
-    base_url: str | None
-    served_model: str
-    window: int | None
-    facts: list[ModelFactSchema]
-
-
 class ModelAlternativeSchema(JsonModel):
     """Another model that was found, and the command that selects it."""
 
@@ -135,31 +69,6 @@ class InitSchema(JsonModel):
     explanation: str = Field(description="Where the model comes from, or what to do to get one.")
     alternatives: list[ModelAlternativeSchema]
     next_steps: list[str]
-
-
-class UpgradedDatabaseSchema(JsonModel):
-    database: str
-    previous: str | None
-    version: str
-    queue: str | None
-    role: str | None
-
-
-class DatabaseStatusSchema(JsonModel):
-    database: str
-    version: str | None
-    required: str
-    current: bool
-
-
-class JobCountSchema(JsonModel):
-    kind: str
-    done: int
-    failed: int
-
-
-class JobCountsSchema(JsonModel):
-    jobs: list[JobCountSchema]
 
 
 class FindingSchema(JsonModel):

@@ -7,7 +7,6 @@ from pydantic import Field
 from quire.ledger.timeline import FATES, Timeline, TimelineEvent
 from quire.model.policy import SLOTS
 from quire.schemas import JsonModel
-from quire.schemas.context import BranchDocument
 from quire.usage.report import SubAgentCost
 
 _COST_DIGITS = 9
@@ -22,9 +21,11 @@ class TimelineLimitsSchema(JsonModel):
     trigger_tokens: int | None
 
 
-class TimelineSchema(BranchDocument):
+class TimelineSchema(JsonModel):
     """Requests of a branch, oldest first. The n-th value of each column belongs to the n-th request."""
 
+    conversation: str
+    branch: int
     limits: list[TimelineLimitsSchema] = Field(description="One for each change.")
     replies: list[int] = Field(description="Sequence number of the reply, which identifies the request.")
     created_at: list[int]

@@ -16,7 +16,7 @@ from quire.engine import Engine
 from quire.engine.file_import import ImportOptions, ImportReport, import_files
 from quire.errors import Conflict, NotFound, QuireError, TooManyRequests
 from quire.model.ids import new_id, now
-from quire.schemas.imports import ImportJobSchema, ImportStatus
+from quire.schemas.imports import ImportCountsSchema, ImportJobSchema, ImportStatus
 from quire.sources.base import Source
 
 _log = logging.getLogger(__name__)
@@ -25,6 +25,8 @@ MAX_RUNNING_IMPORTS = IMPORT_THREADS
 """Imports of all tenants that run at the same time. A tenant has one."""
 MAX_UPLOADS = 4
 """Unfinished uploads of all tenants, each of which may fill the disk up to the limit of a file. A tenant has one."""
+MAX_SENT_ERRORS = 200
+"""Errors in one response; the rest are counted."""
 MAX_LISTED_IMPORTS = 50
 """Imports of a tenant that are listed. Older ones are forgotten."""
 
@@ -57,8 +59,10 @@ class ImportJob:
             self.status = "done" if self.failure is None else "failed"
 
     def to_schema(self) -> ImportJobSchema:
-        return ImportJobSchema.from_report(
-            self._report,
+        counts = dict(ImportCountsSchema.model_validate(self._report))
+        counts["errors"] = counts["errors"][:MAX_SENT_ERRORS]
+        return ImportJobSchema(
+            **counts,
             id=self.id,
             source=self._source.name,
             status=self.status,

@@ -38,6 +38,11 @@ class Cost(NamedTuple):
     usd: float = 0.0
     is_complete: bool = True
 
+    @property
+    def exact_usd(self) -> float | None:
+        """None if only a lower bound is known."""
+        return self.usd if self.is_complete else None
+
 
 UNKNOWN_COST = Cost(0.0, is_complete=False)
 

@@ -9,6 +9,7 @@ from quire.context.items import get_include_mode, index_agent_items
 from quire.engine import Engine, memory_writer
 from quire.engine.context_gatherer import memory_namespace
 from quire.errors import NotFound
+from quire.log import Memory
 from quire.model.agents import IncludeMode
 from quire.schemas.records import MemorySchema
 from quire.server.dependencies import Page, PageCursor, PageLimit, ReadEngine, WriteEngine
@@ -92,26 +93,22 @@ async def list_memories(
     memories = await engine.store.memories.list(
         memory_namespace(engine.agent), include_retired=include_retired, limit=limit, before=before
     )
-    return Page(
-        items=[MemorySchema.from_record(each) for each in memories],
-        next_cursor=memories[-1].id if len(memories) == limit else None,
-    )
+    cursor = memories[-1].id if len(memories) == limit else None
+    return Page[MemorySchema].model_validate({"items": memories, "next_cursor": cursor})
 
 
-@memory_router.post("", status_code=201)
-async def create_memory(engine: WriteEngine, body: MemoryBody) -> MemorySchema:
-    added = await engine.store.memories.add(memory_namespace(engine.agent), body.text, source="user")
-    return MemorySchema.from_record(added)
+@memory_router.post("", status_code=201, response_model=MemorySchema)
+async def create_memory(engine: WriteEngine, body: MemoryBody) -> Memory:
+    return await engine.store.memories.add(memory_namespace(engine.agent), body.text, source="user")
 
 
-@memory_router.put("/{memory}")
-async def correct_memory(engine: WriteEngine, memory: MemoryId, body: MemoryBody) -> MemorySchema:
+@memory_router.put("/{memory}", response_model=MemorySchema)
+async def correct_memory(engine: WriteEngine, memory: MemoryId, body: MemoryBody) -> Memory:
     """Retires a memory and its paraphrases, and returns its replacement."""
-    corrected = await memory_writer.correct_memory(engine, memory, body.text, source="user")
-    return MemorySchema.from_record(corrected.memory)
+    return (await memory_writer.correct_memory(engine, memory, body.text, source="user")).memory
 
 
-@memory_router.delete("/{memory}")
-async def retire_memory(engine: WriteEngine, memory: MemoryId) -> MemorySchema:
+@memory_router.delete("/{memory}", response_model=MemorySchema)
+async def retire_memory(engine: WriteEngine, memory: MemoryId) -> Memory:
     """Retires a memory: requests and search no longer use it."""
-    return MemorySchema.from_record(await engine.store.memories.retire(memory))
+    return await engine.store.memories.retire(memory)

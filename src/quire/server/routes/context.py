@@ -12,6 +12,7 @@ from quire.log import MAIN_BRANCH
 from quire.model import BranchState, ContextItem, Manifest
 from quire.model.entry_bodies import MAX_PRIORITY, MIN_PRIORITY, SessionIncludeMode
 from quire.proxy.edit_effects import load_effect
+from quire.schemas import JsonModel
 from quire.schemas.context import (
     ActiveCompactionSchema,
     CompactionPlanSchema,
@@ -65,23 +66,21 @@ class SetPriorityBody(BaseModel):
     priority: int | None = Field(ge=MIN_PRIORITY, le=MAX_PRIORITY, description="1 to 10. null resets it to 5.")
 
 
-@router.get("/usage")
+@router.get("/usage", response_model=ContextUsageSchema)
 async def get_usage(
     caller: ReadCaller,
     server_state: StateDep,
     conversation: ConversationId,
     branch: BranchQuery = MAIN_BRANCH,
     model: ModelQuery = None,
-) -> ContextUsageSchema:
+) -> UsageReport:
     """Token usage of the next request before a question is added, and the compaction trigger.
 
     In the session of a client that holds its own messages, it is what the client last sent.
     """
     loaded = await load_conversation(engine_for_caller(server_state, caller, model=model), conversation, branch)
     last = await find_last_client_request(loaded.engine.store, conversation, branch)
-    return ContextUsageSchema.from_report(
-        UsageReport.from_manifest(last.manifest) if last is not None else await loaded.usage()
-    )
+    return UsageReport.from_manifest(last.manifest) if last is not None else await loaded.usage()
 
 
 @router.get("/context")
@@ -180,10 +179,8 @@ async def restore_message(
 
 
 async def _list_drops(conversation: Conversation) -> DropListSchema:
-    return DropListSchema(
-        drops=list((await _load_state(conversation)).drops or ()),
-        waiting=EditEffectSchema.from_effect(await load_effect(conversation)),
-    )
+    drops, waiting = (await _load_state(conversation)).drops or (), await load_effect(conversation)
+    return DropListSchema.model_validate({"drops": drops, "waiting": waiting})
 
 
 async def _load_state(conversation: Conversation) -> BranchState:
@@ -214,7 +211,7 @@ async def _list_items(conversation: Conversation) -> ContextItemListSchema:
     )
 
 
-class CompactionStatusSchema(BaseModel):
+class CompactionStatusSchema(JsonModel):
     active: ActiveCompactionSchema | None
     plan: CompactionPlanSchema | None = Field(
         description="What a manual compaction would do now; null if that would free no tokens."
@@ -285,9 +282,5 @@ async def _load_status(conversation: Conversation) -> CompactionStatusSchema:
     entry = (
         await store.get_entry(conversation.id, active.seq, branch=conversation.branch) if active is not None else None
     )
-    plan = await conversation.plan_compaction()
-    return CompactionStatusSchema(
-        active=ActiveCompactionSchema.from_entry(entry),
-        plan=CompactionPlanSchema.from_plan(plan),
-        waiting=EditEffectSchema.from_effect(await load_effect(conversation)),
-    )
+    plan, waiting = await conversation.plan_compaction(), await load_effect(conversation)
+    return CompactionStatusSchema.model_validate({"active": entry, "plan": plan, "waiting": waiting})

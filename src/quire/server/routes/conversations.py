@@ -6,8 +6,8 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
 from quire.concurrency.worker_threads import measure_entries
-from quire.log import MAIN_BRANCH, ConversationOrigin, ConversationRecord
-from quire.log.types import MAX_ORIGIN_CHARS
+from quire.log import MAIN_BRANCH, Branch, ConversationOrigin, ConversationRecord
+from quire.log.types import MAX_ORIGIN_CHARS, OriginCount
 from quire.model import BranchState, EntryKind, Message
 from quire.model.people import make_space
 from quire.rows.branches import choose_branch_used_last
@@ -72,19 +72,12 @@ class ForkBody(BaseModel):
     name: str | None = Field(default=None, max_length=200)
 
 
-class OriginCountSchema(BaseModel):
-    client: str = Field(description="Program that the conversations come from, such as `claude-code`.")
-    project: str | None
-    conversations: int = Field(description="Number of conversations without a purpose.")
-    updated_at: int
-
-
-class OriginListSchema(BaseModel):
-    items: list[OriginCountSchema] = Field(description="The most recently used first; at most 200.")
+class OriginListSchema(JsonModel):
+    items: list[OriginCount] = Field(description="The most recently used first; at most 200.")
     tags: list[str] = Field(description="Tags of conversations, in alphabetical order.")
 
 
-class VerificationSchema(BaseModel):
+class VerificationSchema(JsonModel):
     faults: list[IntegrityFaultSchema]
 
 
@@ -134,17 +127,14 @@ async def list_conversations(
     found = await store.list_conversations(limit=limit, before=before, tag=tag, **origin_filter._asdict())
     records = await store.fill_titles(*found)
     last = {"id": records[-1].id, "updated_at": records[-1].updated_at} if len(records) == limit else None
-    return Page(items=[ConversationSchema.from_record(each) for each in records], next_cursor=encode_cursor(last))
+    return Page[ConversationSchema].model_validate({"items": records, "next_cursor": encode_cursor(last)})
 
 
 @origins_router.get("")
 async def list_origins(engine: ReadEngine) -> OriginListSchema:
     """Clients and projects that conversations come from, and their tags, for the filters of their list."""
     store = engine.store
-    counts = await store.list_origins()
-    return OriginListSchema(
-        items=[OriginCountSchema(**each._asdict()) for each in counts], tags=await store.list_tags()
-    )
+    return OriginListSchema(items=await store.list_origins(), tags=await store.list_tags())
 
 
 @router.post("", status_code=201)
@@ -182,32 +172,33 @@ async def purge_conversation(engine: PurgeEngine, conversation: ConversationId) 
     await engine.store.purge(conversation)
 
 
-@router.post("/{conversation}/branches", status_code=201)
-async def fork_conversation(engine: WriteEngine, conversation: ConversationId, body: ForkBody) -> BranchSchema:
+@router.post("/{conversation}/branches", status_code=201, response_model=BranchSchema)
+async def fork_conversation(engine: WriteEngine, conversation: ConversationId, body: ForkBody) -> Branch:
     """Creates a branch that shares all entries up to and including `fork_seq`."""
-    forked = await engine.store.fork(conversation, at=body.fork_seq, branch=body.branch, name=body.name)
-    return BranchSchema.from_record(forked)
+    return await engine.store.fork(conversation, at=body.fork_seq, branch=body.branch, name=body.name)
 
 
 @router.get("/{conversation}/verify")
 async def verify_conversation(engine: ReadEngine, conversation: ConversationId) -> VerificationSchema:
     """Verifies the hash chain of every entry, and returns the entries that were changed."""
     faults = await engine.store.verify_conversation(conversation)
-    return VerificationSchema(faults=[IntegrityFaultSchema.from_record(fault) for fault in faults])
+    return VerificationSchema.model_validate({"faults": faults})
 
 
 async def _load_detail(store: SqlStore, caller: Caller, conversation: str) -> ConversationDetailSchema:
     [record] = await store.fill_titles(await store.get_conversation(conversation))
     branches = await store.list_branches(conversation)
-    return ConversationDetailSchema(
-        **record._asdict(),
-        owner=record.owner,
-        cost_usd=await store.get_conversation_cost(conversation),
-        unpriced_requests=(await store.usage.read_conversation(conversation)).unpriced_requests,
-        sub_agents=(await store.usage.read_sub_agents(record)).total,
-        branches=[BranchSchema.from_record(branch) for branch in branches],
-        branch_used_last=choose_branch_used_last(branches).number,
-        can_share=caller.user is not None and caller.tenant == make_space(caller.team, caller.user),
+    return ConversationDetailSchema.model_validate(
+        {
+            **record._asdict(),
+            "owner": record.owner,
+            "cost_usd": await store.get_conversation_cost(conversation),
+            "unpriced_requests": (await store.usage.read_conversation(conversation)).unpriced_requests,
+            "sub_agents": (await store.usage.read_sub_agents(record)).total,
+            "branches": branches,
+            "branch_used_last": choose_branch_used_last(branches).number,
+            "can_share": caller.user is not None and caller.tenant == make_space(caller.team, caller.user),
+        }
     )
 
 
@@ -259,15 +250,8 @@ async def list_entries(
         )
         page = entries[:limit]
 
-    def build() -> EntryPage:
-        return EntryPage(
-            items=[entry_to_schema(entry) for entry in page],
-            has_more=len(entries) > limit,
-            head=record.head_seq,
-            state=record.state,
-        )
-
-    return await respond_sized(sum(len(entry.raw) for entry in page), build)
+    found = {"items": page, "has_more": len(entries) > limit, "head": record.head_seq, "state": record.state}
+    return await respond_sized(sum(len(entry.raw) for entry in page), lambda: EntryPage.model_validate(found))
 
 
 @entries_router.get("/entries/{seq}")
@@ -297,8 +281,6 @@ async def append_messages(
         entries = await loaded.append(*messages)
     else:
         entries = await append_once(loaded, messages, after=body.after)
-
-    def build() -> AppendedEntriesSchema:
-        return AppendedEntriesSchema(items=[entry_to_schema(entry) for entry in entries])
-
-    return await respond_sized(measure_entries(entries), build, status_code=201)
+    return await respond_sized(
+        measure_entries(entries), lambda: AppendedEntriesSchema.model_validate({"items": entries}), status_code=201
+    )

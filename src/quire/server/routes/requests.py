@@ -89,7 +89,7 @@ async def list_client_compactions(engine: ReadEngine, conversation: Conversation
     """Lists the compactions that an agent made in the conversation's session, and what its summaries leave out."""
     store = engine.store
     found = await find_client_compactions(store, await store.get_conversation(conversation))
-    return ClientCompactionListSchema(items=[ClientCompactionSchema.from_compaction(each) for each in found])
+    return ClientCompactionListSchema(items=[ClientCompactionSchema.model_validate(each) for each in found])
 
 
 @router.get("/api/conversations/{conversation}/cache-breaks", response_model=CacheReportSchema)
@@ -144,7 +144,7 @@ async def diff_requests(
 ) -> RequestDiffSchema:
     """Compares the decisions of two requests."""
     changes = await (await load_conversation(engine, conversation, branch)).diff(seq, other)
-    return RequestDiffSchema.from_changes(changes, reply=seq, other=other)
+    return RequestDiffSchema(reply=seq, other=other, changes=changes)
 
 
 @router.get(REQUESTS_PATH + "/{seq}/why")

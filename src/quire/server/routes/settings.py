@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 from quire.engine import Conversation
 from quire.errors import AccessDenied, InvalidConfiguration
 from quire.log import MAIN_BRANCH
+from quire.schemas import JsonModel
 from quire.schemas.context import CompactionPlanSchema, ContextUsageSchema
 from quire.server.auth import require_action
 from quire.server.caller import Caller
@@ -59,7 +60,7 @@ class PreviewSettingsBody(BaseModel):
     changes: dict[str, Any]
 
 
-class SettingsEffectSchema(BaseModel):
+class SettingsEffectSchema(JsonModel):
     usage: ContextUsageSchema
     plan: CompactionPlanSchema | None
 
@@ -107,11 +108,8 @@ async def preview_settings(engine: ReadEngine, body: PreviewSettingsBody) -> Set
 
 
 async def _measure_effect(conversation: Conversation) -> SettingsEffectSchema:
-    plan = await conversation.plan_compaction()
-    return SettingsEffectSchema(
-        usage=ContextUsageSchema.from_report(await conversation.usage()),
-        plan=CompactionPlanSchema.from_plan(plan) if plan is not None else None,
-    )
+    effect = {"usage": await conversation.usage(), "plan": await conversation.plan_compaction()}
+    return SettingsEffectSchema.model_validate(effect)
 
 
 @router.patch("")

@@ -17,8 +17,8 @@ from quire.engine.file_import import ImportOptions
 from quire.engine.message_index import schedule_indexing
 from quire.engine.shared_transcript import SharedTranscript
 from quire.errors import ImportFailed, InvalidRequest
-from quire.log import MAIN_BRANCH
-from quire.schemas.imports import ImportJobListSchema, ImportJobSchema, ImportSourceListSchema, ImportSourceSchema
+from quire.log import MAIN_BRANCH, ConversationRecord
+from quire.schemas.imports import ImportJobListSchema, ImportJobSchema, ImportSourceListSchema
 from quire.schemas.records import ConversationSchema
 from quire.server.dependencies import (
     BranchQuery,
@@ -112,14 +112,14 @@ _IMPORT_REQUEST_BODY: dict[str, Any] = {
 }
 
 
-@router.post("/import", status_code=201, openapi_extra=_IMPORT_REQUEST_BODY)
+@router.post("/import", status_code=201, response_model=ConversationSchema, openapi_extra=_IMPORT_REQUEST_BODY)
 async def import_conversation(
     request: Request,
     engine: WriteEngine,
     as_id: Annotated[
         str | None, Query(min_length=1, max_length=200, description="ID to import it under. Default: its own.")
     ] = None,
-) -> ConversationSchema:
+) -> ConversationRecord:
     """Imports an exported conversation in one transaction and verifies every digest. An error names its line."""
     # `LimitsMiddleware` bounds the size of the body.
     with SpooledTemporaryFile[bytes](max_size=MAX_IMPORT_MEMORY_BYTES) as file:
@@ -128,7 +128,7 @@ async def import_conversation(
         file.seek(0)
         imported = await engine.store.import_conversation(_decode_lines(file), as_id=as_id)
     schedule_indexing(engine)
-    return ConversationSchema.from_record(imported)
+    return imported
 
 
 def _decode_lines(file: IO[bytes]) -> Generator[str, None, None]:
@@ -160,9 +160,7 @@ FileName = Annotated[
 @imports_router.get("/import-sources")
 async def list_import_sources(caller: ReadCaller) -> ImportSourceListSchema:
     """The programs whose conversations can be imported."""
-    return ImportSourceListSchema(
-        items=[ImportSourceSchema(name=source.name, title=source.title) for source in SOURCES.values()]
-    )
+    return ImportSourceListSchema.model_validate({"items": list(SOURCES.values())})
 
 
 @imports_router.post("/imports", status_code=202, openapi_extra=_UPLOAD_BODY)
