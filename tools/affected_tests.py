@@ -25,6 +25,7 @@ FOLDERS = {
     "schemas": ["server"],
     "sources": ["importers"],
     "store": ["log", "contract"],
+    "team": ["server", "log"],
     "turns": ["log"],
     "usage": ["log"],
     "wire": ["view", "server"],

@@ -16,7 +16,7 @@ from quire.store.backtests import BacktestRecord
 
 pytestmark = pytest.mark.every_postgres
 
-SPEC = BacktestSpec(strategies=("discard", "hybrid"), windows=(2_000,))
+SPEC = BacktestSpec(strategies=("hybrid",), windows=(2_000,))
 
 
 async def start_backtest(harness: JobHarness, queue_url: str, *, conversations: int, turns: int) -> BacktestRecord:
