@@ -436,3 +436,23 @@ def test_an_edit_names_what_it_changed_and_asks_where_two_agents_run(home: CliHo
     assert "“About mills” (claude-code, mills)" in refused.output
     assert "“About tides” (claude-code, tides)" in refused.output
     assert "In “About mills” (claude-code, mills):" in invoke_cli("context", "drop", "2", "mills").output
+
+
+def test_an_edit_of_an_imported_copy_names_the_conversation_that_the_agent_goes_on_in(home: CliHome):
+    async def record() -> None:
+        async with SqlStore.open(home.url) as store:
+            for name in ("claude-code-copy", "live"):
+                origin = ConversationOrigin(client="claude-code", session="s1")
+                await store.create_conversation(name, title="Tides", origin=origin)
+                await store.append(name, Message.user("Which port?"), Message.assistant("8300."))
+
+    asyncio.run(record())
+    for words in (("drop", "2"), ("undo",), ("restore", "1")):
+        refused = invoke_cli("context", *words, "claude-code-copy")
+        assert refused.exit_code == 1
+        assert (
+            "claude-code-copy was imported, and nothing was changed. The agent's requests are in live" in refused.output
+        )
+        assert "`quire import claude-code --dry-run`" in refused.output
+    assert "In “Tides” (claude-code, live):" in invoke_cli("context", "drop", "2", "live").output
+    assert "In “Tides” (claude-code, live):" in invoke_cli("context", "pin", "2", "s1").output

@@ -31,8 +31,9 @@ from importers.transcript_files import (
 )
 from infra.sizes import IS_FULL_SIZE
 from quire.engine import file_import
-from quire.engine.file_import import ImportOptions, make_conversation_id
+from quire.engine.file_import import ImportOptions
 from quire.log import ConversationOrigin
+from quire.log.imports import make_conversation_id
 from quire.model import Compaction, ImagePart, Message, Usage
 from quire.sources.base import SourceCompaction, SourceConversation, SourceError, SourceMessage
 from quire.store import SqlStore

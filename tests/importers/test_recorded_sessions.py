@@ -7,7 +7,7 @@ import pytest
 from importers.test_import_writer import ListSource, say
 from importers.transcript_files import import_path, make_engine, read_texts
 from quire.engine import file_import
-from quire.engine.file_import import ImportReport, import_files
+from quire.engine.file_import import ImportOptions, ImportReport, import_files
 from quire.log import ConversationOrigin
 from quire.model import Compaction, Message, Pin, Span, Usage
 from quire.model.ids import now
@@ -37,14 +37,19 @@ async def record(store: SqlStore, *messages: Message | Compaction, origin: Conve
 
 
 async def import_transcript(
-    store: SqlStore, *messages: SourceMessage, origin: ConversationOrigin = ORIGIN, may_delete: bool = False
+    store: SqlStore,
+    *messages: SourceMessage,
+    origin: ConversationOrigin = ORIGIN,
+    may_delete: bool = False,
+    dry_run: bool = False,
 ) -> ImportReport:
     async def prepare() -> None:
         pass
 
     source = ListSource(SourceConversation("c", messages, origin=origin))
     engine = make_engine(store)
-    report = await import_files(engine, source, [Path()], prepare_reread=prepare if may_delete else None)
+    options, prepare_reread = ImportOptions(dry_run=dry_run), prepare if may_delete else None
+    report = await import_files(engine, source, [Path()], options, prepare_reread=prepare_reread)
     await engine.runtime.jobs.wait()
     for each in await store.list_conversations():
         assert await store.verify_conversation(each.id) == []
@@ -85,6 +90,17 @@ async def test_what_was_said_without_the_gateway_is_added_at_the_end(store: SqlS
     assert (await import_transcript(store, *GREETING_ITEMS, *alone, *more)).messages == 2
     assert (await read_texts(store, "live"))[1:] == ["Ahoy.", "Alone.", "Still here.", "More.", "Sure."]
     assert [each.id for each in await store.list_conversations()] == ["live"]
+
+
+async def test_what_is_recorded_between_two_imports_is_there_once(store: SqlStore):
+    await import_transcript(store, *GREETING_ITEMS)
+    [record] = await store.list_conversations()
+    await store.append(record.id, Message.user("More."), Message.assistant("Sure."))
+    more = (say("c", "b", "More."), answer("d", "c", "Sure."), say("e", "d", "Alone."), answer("f", "e", "Yes."))
+    imported = [(await import_transcript(store, *GREETING_ITEMS, *more)).messages for _ in range(2)]
+    assert imported == [2, 0]
+    assert len(await store.list_branches(record.id)) == 1
+    assert (await read_texts(store, record.id))[2:] == ["Ahoy.", "More.", "Sure.", "Alone.", "Yes."]
 
 
 async def test_batches_may_end_anywhere(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
@@ -180,8 +196,14 @@ async def test_a_session_that_was_imported_first_is_deleted_when_all_of_it_is_re
     more = (say("c", "b", "More."), answer("d", "c", "Sure."))
     assert (await import_transcript(store, *GREETING_ITEMS, *more)).messages == 0
     assert len(await store.list_conversations()) == 2
+    [copy] = await store.imports.list_doubles()
+    for _ in range(2):
+        planned = await import_transcript(store, *GREETING_ITEMS, *more, dry_run=True)
+        assert (planned.merged, len(await store.list_conversations())) == ({copy: "live"}, 2)
     report = await import_transcript(store, *GREETING_ITEMS, *more, may_delete=True)
-    assert (report.deleted_twins, [each.id for each in await store.list_conversations()]) == (1, ["live"])
+    assert (list(report.merged.values()), report.unmerged) == (["live"], {})
+    assert [each.id for each in await store.list_conversations()] == ["live"]
+    assert await store.imports.list_doubles() == {}
     assert (await import_transcript(store, *GREETING_ITEMS, *more)).messages == 0
     assert [each.id for each in await store.list_conversations()] == ["live"]
 
@@ -193,7 +215,7 @@ async def test_what_was_imported_before_the_gateway_recorded_the_session_stays_w
     call = SourceMessage("d", "c", make_call("toolu_1"), at=1_000, usage=USAGE)
     more = (say("c", "b", "More."), call, say("e", "d", "Alone."), answer("f", "e", "Yes."))
     report = await import_transcript(store, *GREETING_ITEMS, *more, may_delete=True)
-    assert (report.messages, report.deleted_twins) == (2, 0)
+    assert (report.messages, report.merged, list(report.unmerged.values())) == (2, {}, ["live"])
     texts = {each.id: await read_texts(store, each.id) for each in await store.list_conversations()}
     assert texts.pop("live") == ["Summary: greeted. More.", "Bash", "Alone.", "Yes."]
     assert list(texts.values()) == [["Greet.", REMINDER, "Ahoy."]]
@@ -204,5 +226,7 @@ async def test_a_twin_with_an_edit_stays(store: SqlStore):
     [twin] = await store.list_conversations()
     await store.append(twin.id, Pin(message=1))
     await record(store, *GREETING)
-    report = await import_transcript(store, *GREETING_ITEMS, may_delete=True)
-    assert (report.deleted_twins, len(await store.list_conversations())) == (0, 2)
+    for planned in (True, False):
+        report = await import_transcript(store, *GREETING_ITEMS, may_delete=True, dry_run=planned)
+        assert (report.merged, report.unmerged) == ({}, {twin.id: "live"})
+    assert len(await store.list_conversations()) == 2

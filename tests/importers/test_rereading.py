@@ -9,8 +9,9 @@ import pytest
 from importers.test_import_writer import ListSource, say
 from importers.transcript_files import make_engine, read_texts
 from infra.builders import make_turn
-from quire.engine.file_import import ImportReport, import_files, make_conversation_id
+from quire.engine.file_import import ImportReport, import_files
 from quire.log import ConversationOrigin
+from quire.log.imports import make_conversation_id
 from quire.log.types import Citation
 from quire.model import Compaction, Drop, Message, Pin, Restore, Span, Usage
 from quire.sources.base import SourceConversation, SourceMessage

@@ -20,7 +20,7 @@ from infra.export_samples import (
     write_json,
     write_zip,
 )
-from quire.engine.file_import import make_conversation_id
+from quire.log.imports import make_conversation_id
 from quire.model import ImagePart
 from quire.sources.registry import SOURCES
 from quire.store import SqlStore

@@ -20,8 +20,9 @@ from typing import Any, cast
 from infra.postgres import Cluster, find_binaries
 from quire.db import migrate
 from quire.engine import Conversation, Engine, open_engine
-from quire.engine.file_import import import_files, make_conversation_id
+from quire.engine.file_import import import_files
 from quire.log import Citation
+from quire.log.imports import make_conversation_id
 from quire.model import Message, ToolCallPart
 from quire.settings.toml_template import render_settings_template
 from quire.sources.registry import SOURCES

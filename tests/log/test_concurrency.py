@@ -12,7 +12,7 @@ from quire.store import SqlStore
 
 pytestmark = [pytest.mark.every_database, pytest.mark.slow]
 
-PROCESSES, APPENDS = (8, 1_000) if IS_FULL_SIZE else (3, 40)
+PROCESSES, APPENDS = (8, 1_000) if IS_FULL_SIZE else (2, 40)
 COMPACTORS = 2
 TIMEOUT_SECONDS = 240
 

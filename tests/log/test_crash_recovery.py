@@ -20,7 +20,7 @@ from quire.store import SqlStore
 
 pytestmark = [pytest.mark.every_database, pytest.mark.slow]
 
-KILLS = 50 if IS_FULL_SIZE else 4
+KILLS = 50 if IS_FULL_SIZE else 2
 WRITERS_PER_ROUND = 2
 SERVER_KILLS = 5 if IS_FULL_SIZE else 1
 RETRY_LINE = "retry"

@@ -43,7 +43,7 @@ async def fill(database_url: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("mode", ["legacy", pytest.param("auto", marks=pytest.mark.nightly)])
 async def test_the_official_client_starts_it(database_url: str, tmp_path: Path, mode: str):
     await fill(database_url)
     parameters = StdioServerParameters(

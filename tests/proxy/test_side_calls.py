@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quire.proxy.recognition import find_origin
+from quire.proxy.client_origin import find_origin
 from quire.settings import Settings
 from quire.wire.responses.codec import ResponsesCodec
 

@@ -24,7 +24,7 @@ from quire.engine.recall import recall_session
 from quire.engine.search import search_messages
 from quire.log import ConversationRecord
 from quire.model import Compaction, Span
-from quire.proxy.recognition import find_session
+from quire.proxy.client_origin import find_session
 from quire.search.tokenizer import tokenize_query
 from quire.settings import Settings
 from quire.store import SqlStore

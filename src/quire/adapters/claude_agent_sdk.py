@@ -18,9 +18,10 @@ from typing import Any
 
 from quire.concurrency.worker_threads import run_in_worker
 from quire.engine import Engine, open_engine
-from quire.engine.file_import import import_files, make_conversation_id
+from quire.engine.file_import import import_files
 from quire.errors import ConversationNotFound, MissingExtra
 from quire.log import MAIN_BRANCH
+from quire.log.imports import make_conversation_id
 from quire.log.transcripts import TranscriptKey, TranscriptLine
 from quire.sources.base import SourceConversation
 from quire.sources.registry import SOURCES

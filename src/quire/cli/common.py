@@ -279,8 +279,28 @@ async def open_conversation(
         if edits and name is None:
             name = await _choose_running_agent(engine.store)
         conversation_id = await resolve_conversation_id(engine.store, name)
+        if edits:
+            await _refuse_copy(engine.store, await engine.store.get_conversation(conversation_id))
         branch = await find_branch(engine.store, conversation_id, target.branch)
         yield Conversation(engine, conversation_id, branch.number)
+
+
+async def _find_recorded(store: "SqlStore", record: "ConversationRecord") -> "ConversationRecord | None":
+    """What the gateway recorded of an imported session, which is the conversation that the agent continues."""
+    if not record.is_imported or record.origin is None or record.origin.session is None:
+        return None
+    records = await store.list_session(record.origin.session)
+    return next((each for each in records if each.is_main and not each.is_imported), None)
+
+
+async def _refuse_copy(store: "SqlStore", record: "ConversationRecord") -> None:
+    recorded = await _find_recorded(store, record)
+    if recorded is not None and record.origin is not None:
+        raise InvalidRequest(
+            f"{record.id} was imported, and nothing was changed. The agent's requests are in {recorded.id}, whose "
+            f"messages may have other numbers. `quire import {record.origin.client} --dry-run` says whether an import "
+            "would merge them."
+        )
 
 
 async def _choose_running_agent(store: "SqlStore") -> str | None:
@@ -290,7 +310,11 @@ async def _choose_running_agent(store: "SqlStore") -> str | None:
 
     since = now() - RUNNING_SECONDS * 1_000_000
     recent = await store.list_conversations(limit=CONVERSATION_PAGE_SIZE, main_only=True)
-    running = [each for each in recent if each.owner is not None and each.updated_at > since]
+    running = [
+        each
+        for each in recent
+        if each.owner is not None and each.updated_at > since and await _find_recorded(store, each) is None
+    ]
     if len(running) < 2:
         return None
     lines = [f"{number}. {_name_record(each)}" for number, each in enumerate(await store.fill_titles(*running), 1)]
@@ -328,7 +352,9 @@ async def resolve_conversation_id(store: "SqlStore", name: str | None) -> str:
         return recent[0].id
     with suppress(ConversationNotFound):
         return (await store.get_conversation(name)).id
-    of_session = [each for each in await store.list_session(name) if each.is_main]
+    of_session = sorted(
+        (each for each in await store.list_session(name) if each.is_main), key=lambda each: each.is_imported
+    )
     found = of_session[:1] or await find_conversations(store, name)
     if not found:
         raise ConversationNotFound(f"There is no conversation {name!r}; run `quire conversation list` to see them.")

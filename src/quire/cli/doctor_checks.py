@@ -55,6 +55,7 @@ MAX_FILE_CHECK_SECONDS = 10.0
 """Seconds after which the check of an SQLite file ends."""
 LOW_SPACE_BYTES = 100_000_000
 MAX_LISTED_KEYS = 1_000
+MAX_NAMED_DOUBLES = 3
 _FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 LIST_TIMEOUT_SECONDS = 5.0
@@ -255,16 +256,33 @@ async def _check_contents(setup: DoctorSetup) -> list[FindingSchema]:
             else report_ok("search index", "every message is indexed")
         )
         keys = await store.keys.list(limit=MAX_LISTED_KEYS)
+        index = [index, *_name_doubles(await store.imports.list_doubles())]
     time = now()
     valid = [key for key in keys if key.is_valid_at(time)]
     others = f"{len(keys) - len(valid)} revoked or expired" if len(keys) > len(valid) else ""
     if not valid:
         # `quire run` creates a key for each run and revokes it.
         none = f"none is valid, {others}" if others else "none"
-        return [index, report_ok("API keys", f"{none}; only a server for several users needs them")]
+        return [*index, report_ok("API keys", f"{none}; only a server for several users needs them")]
     scopes = ", ".join(sorted({scope for key in valid for scope in key.scopes}))
     detail = f"{pluralize(len(valid), 'valid key')} with the scopes {scopes}"
-    return [index, report_ok("API keys", f"{detail}, {others}" if others else detail)]
+    return [*index, report_ok("API keys", f"{detail}, {others}" if others else detail)]
+
+
+def _name_doubles(doubles: Mapping[str, str]) -> list[FindingSchema]:
+    """Sessions that are two conversations: one was imported, and the gateway recorded the other."""
+    if not doubles:
+        return []
+    named = [f"{copy} and {recorded}" for copy, recorded in list(doubles.items())[:MAX_NAMED_DOUBLES]]
+    more = f", and {len(doubles) - len(named):,} more" if len(doubles) > len(named) else ""
+    sources = " or ".join(sorted({f"`quire import {copy.rpartition('-')[0]} --dry-run`" for copy in doubles}))
+    return [
+        report_note(
+            "sessions",
+            f"{len(doubles):,} imported and recorded as two conversations: {', '.join(named)}{more}.",
+            f"{sources} says which of them it would merge; without --dry-run it merges them.",
+        )
+    ]
 
 
 def _get_sqlite_path(url: str) -> Path | None:

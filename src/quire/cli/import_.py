@@ -25,7 +25,7 @@ from quire.cli.output import (
     show_progress,
 )
 from quire.cli.platforms import call_on_signals
-from quire.cli.reimport import ReimportNotice
+from quire.cli.reimport import ReimportNotice, print_unmerged
 from quire.cli.search import parse_since
 from quire.errors import DocumentNotFound, ImportFailed, InvalidRequest
 
@@ -189,7 +189,8 @@ async def _import_source(
                 on_progress=lambda so_far: bar.update(so_far.files, so_far.total_files),
                 prepare_reread=notice.prepare,
             )
-            await notice.print_changes(report.reread, deleted_twins=report.deleted_twins)
+            await notice.print_changes(report.reread, report.merged, dry_run=options.dry_run)
+            print_unmerged(report.unmerged)
         with show_progress("Indexing"):
             await engine.runtime.jobs.wait()
         return report

@@ -46,11 +46,13 @@ class ReimportNotice:
     async def _read_costs(self) -> dict[str, int]:
         return {each.conversation: each.cost_nanos for each in await self._store.usage.list_conversation_costs()}
 
-    async def print_changes(self, reread: "Mapping[str, Reread]", *, deleted_twins: int) -> None:
-        """Says once what reading sessions again has changed."""
-        if deleted_twins:
-            twins = pluralize(deleted_twins, "conversation")
-            print_note(f"{twins} deleted: the gateway had recorded the same session, which is there once now.")
+    async def print_changes(
+        self, reread: "Mapping[str, Reread]", merged: Mapping[str, str], *, dry_run: bool = False
+    ) -> None:
+        """Says once what reading sessions again has changed, or would change."""
+        for copy, recorded in merged.items():
+            verb = "Would delete" if dry_run else "Deleted"
+            print_note(f"{verb} {copy}: the gateway recorded all of the same session in {recorded}.")
         if not reread:
             return
         from quire.usage.insights import count_usage
@@ -68,6 +70,15 @@ class ReimportNotice:
         ]
         read_again = "session was read again" if len(reread) == 1 else "sessions were read again"
         print_note(f"{len(reread):,} {read_again}: {', '.join(filter(None, facts))}.")
+
+
+def print_unmerged(unmerged: Mapping[str, str]) -> None:
+    """Names the conversations of a recorded session that are not merged with it, and why."""
+    for copy, recorded in unmerged.items():
+        print_note(
+            f"{copy} stays, though the gateway recorded the same session in {recorded}: it has an edit, a "
+            "branch, a tag, or messages from before the gateway recorded the session."
+        )
 
 
 def copy_database(path: Path) -> Path:

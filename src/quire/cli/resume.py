@@ -183,8 +183,7 @@ def _write_session(source: _Source, program: str) -> "tuple[ResumedSessionSchema
 
 async def _record_session(document: "ResumedSessionSchema", program: str, overrides: Sequence[str] | None) -> None:
     """Records what the session continues, so that its import adds what the agent says next to this conversation."""
-    from quire.engine.file_import import make_conversation_id
-    from quire.log.imports import ContinuedSession
+    from quire.log.imports import ContinuedSession, make_conversation_id
     from quire.model.ids import now
     from quire.resume.registry import find_writer
 

@@ -118,7 +118,7 @@ async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = 
         print_note(format_plan(found, changed, database_url.removeprefix("sqlite:///")))
         newest, others = split_newest(changed)
         total, failed = sum(len(each.files) for each in changed), 0
-        unfinished = deleted_twins = 0
+        unfinished, merged = 0, dict[str, str]()
         errors, reread = list[SourceError](), dict[str, Reread]()
         with show_progress("Reading") as bar:
             for part, before in ((newest, 0), (others, sum(len(each.files) for each in newest))):
@@ -133,7 +133,7 @@ async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = 
                 errors += report.errors
                 reread |= report.reread
                 unfinished += report.unfinished_replies
-                deleted_twins += report.deleted_twins
+                merged |= report.merged
                 is_long = sum(each.size for each in others) > FIRST_BYTES
                 if part is newest and is_long and not is_final_only:
                     bar.close()
@@ -143,7 +143,7 @@ async def scan(overrides: Sequence[str] | None = None, *, is_final_only: bool = 
         with show_progress("Counting"):
             await count_usage(engine.store.usage)
             findings = await read_findings(engine.store, found)
-        await notice.print_changes(reread, deleted_twins=deleted_twins)
+        await notice.print_changes(reread, merged)
     if failed:
         print_note(f"{pluralize(failed, 'item')} could not be read:")
         for error in errors[:MAX_PRINTED_ERRORS]:

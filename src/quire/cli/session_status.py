@@ -32,7 +32,9 @@ async def format_status_line(store: "SqlStore", event: object, *, daily_budget: 
     session = _get_object(event).get("session_id")
     recorded = await store.list_session(session) if isinstance(session, str) and session else []
     if recorded:
-        costs = await store.usage.list_session_costs(str(session))
+        # A session that Quire wrote continues the conversation of another one.
+        origin = recorded[0].origin
+        costs = await store.usage.list_session_costs((origin and origin.session) or str(session))
         total, sub_agents = (
             sum(each.cost_nanos for each in costs if each.is_sub_agent or with_main) / NANOS_PER_DOLLAR
             for with_main in (True, False)

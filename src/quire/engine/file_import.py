@@ -5,11 +5,10 @@ repeated writes each message once. Memory is bounded by two batches and the ids 
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +19,15 @@ from quire.engine.message_index import schedule_indexing
 from quire.engine.recorded_session import RecordedSession
 from quire.engine.state import EngineState
 from quire.findings.observer import Observation, SessionObserver
-from quire.log.imports import ContinuedSession, ImportBatch, ImportItem, ImportLedger, Position, make_item_id
+from quire.log.imports import (
+    ContinuedSession,
+    ImportBatch,
+    ImportItem,
+    ImportLedger,
+    Position,
+    make_conversation_id,
+    make_item_id,
+)
 from quire.log.observations import FileVersion, make_file_key
 from quire.log.types import ConversationRecord
 from quire.model.ids import now
@@ -67,11 +74,6 @@ class ImportOptions(NamedTuple):
     """Whether to index what is new in the background; else a search or a server does it later."""
     has_deadline: bool = True
     """Whether a batch must be read within `MAX_WORK_SECONDS`, as in a server, whose other users wait for it."""
-
-
-def make_conversation_id(source: str, source_id: str) -> str:
-    """Id of an imported conversation, which is the same in every import."""
-    return f"{source}-{sha256(source_id.encode(errors='replace')).hexdigest()[:20]}"
 
 
 class ImportedConversation:
@@ -319,8 +321,10 @@ class ImportReport:
     errors: list[SourceError] = field(default_factory=list[SourceError])
     reread: dict[str, Reread] = field(default_factory=dict[str, Reread])
     """Conversations that were read again, because an earlier version of the reader wrote them."""
-    deleted_twins: int = 0
-    """Conversations that were deleted, because the gateway had recorded all of their session."""
+    merged: dict[str, str] = field(default_factory=dict[str, str])
+    """Conversations that were deleted, or would be, because the gateway recorded all of their session; and where."""
+    unmerged: dict[str, str] = field(default_factory=dict[str, str])
+    """Conversations that stay in addition to what the gateway recorded of their session: they have something else."""
 
     def add_error(self, error: SourceError) -> None:
         self.error_count += 1
@@ -362,7 +366,7 @@ async def import_files(
     finally:
         reading.cancel()
         await asyncio.wait([reading])
-        if report.reread or report.deleted_twins:
+        if (report.reread or report.merged) and not options.dry_run:
             await engine.store.message_index.remove_retired()
     return report
 
@@ -380,8 +384,7 @@ class _BatchWriter:
     ) -> None:
         self._store, self._source, self._options, self._report = store, source.name, options, report
         self._reads = source.reads
-        self._prepare_deletion = prepare_reread if not options.dry_run else None
-        self._prepare_reread = prepare_reread if self._reads > 1 and not options.dry_run else None
+        self._prepare_reread = prepare_reread if not options.dry_run else None
 
     async def write(self, batch: ReadBatch) -> bool:
         """Writes a batch. Returns whether it added messages."""
@@ -396,10 +399,10 @@ class _BatchWriter:
             if conversation.reread is not None:
                 await self._reread(conversation, conversation.reread)
                 is_written = True
-            if conversation.twin is not None and conversation.is_in_recorded and self._prepare_deletion is not None:
-                await self._prepare_deletion()
-                is_deleted = await self._store.reimport.delete_twin(conversation.twin)
-                self._report.deleted_twins += is_deleted
+            if conversation.twin is not None and conversation.recorded is not None:
+                is_merged = conversation.is_in_recorded and await self._merge(conversation.twin)
+                of_twins = self._report.merged if is_merged else self._report.unmerged
+                of_twins[conversation.twin] = conversation.recorded.record.id
         if not self._options.dry_run:
             noticed = {
                 conversation.id: dump_json([_locate(each, conversation) for each in observations])
@@ -413,6 +416,15 @@ class _BatchWriter:
         for error in batch.errors:
             self._report.add_error(error)
         return is_written
+
+    async def _merge(self, twin: str) -> bool:
+        """Deletes a conversation that the gateway recorded, or says whether it would be deleted."""
+        if self._options.dry_run:
+            return await self._store.reimport.is_plain_import(twin)
+        if self._prepare_reread is None:
+            return False
+        await self._prepare_reread()
+        return await self._store.reimport.delete_twin(twin)
 
     async def _append(self, parts: Sequence[BatchPart]) -> bool:
         """Appends what is new of these items. Returns whether there was any."""
@@ -458,7 +470,7 @@ class _BatchWriter:
         found = await self._store.imports.list_sessions(self._source, [each for each in sessions if each is not None])
         continued = await self._store.imports.read_continued({part.conversation.id for part in parts})
         outdated: set[str] = set()
-        if self._prepare_reread is not None:
+        if self._prepare_reread is not None and self._reads > 1:
             outdated = await self._store.imports.list_outdated(ledgers.keys(), reads=self._reads)
         for conversation, items in parts:
             if conversation.ledger is not None:
@@ -477,23 +489,24 @@ class _BatchWriter:
             if not is_twin and ledger and own is not None and await self._has_other_entries(own.id, ledger):
                 # The session went on through the gateway after an import.
                 conversation.recorded = await RecordedSession.load(self._store, own)
-            conversation.continued = continued.get(conversation.id)
             if conversation.recorded is not None:
-                self._report.live_conversations += 1
                 conversation.id = conversation.recorded.record.id
                 ledger = (await self._store.imports.read_ledgers({conversation.id})).get(conversation.id)
-            elif conversation.continued is not None:
-                conversation.id = conversation.continued.conversation
-                ledger = (await self._store.imports.read_ledgers({conversation.id})).get(conversation.id)
+            elif (written := continued.get(conversation.id)) is not None:
+                conversation.continued, conversation.id = written, written.conversation
+                ledger = (await self._store.imports.read_ledgers({written.conversation})).get(written.conversation)
+                if await self._has_other_entries(written.conversation, ledger or {}):
+                    # The gateway may have recorded what the agent said next.
+                    record = await self._store.get_conversation(written.conversation)
+                    conversation.recorded = await RecordedSession.load(self._store, record)
+            self._report.live_conversations += conversation.recorded is not None
             conversation.ledger = ledger or {}
 
     async def _has_other_entries(self, conversation: str, ledger: ImportLedger) -> bool:
-        """Whether a branch has newer entries than those that were imported."""
-        imported: dict[int, int] = {}
-        for branch, seq in ledger.values():
-            imported[branch] = max(imported.get(branch, 0), seq)
+        """Whether a branch has entries that were not imported."""
+        imported = Counter(branch for branch, _ in set(ledger.values()))
         branches = await self._store.list_branches(conversation)
-        return any(each.head_seq > max(imported.get(each.number, 0), each.fork_seq) for each in branches)
+        return any(each.head_seq - each.fork_seq > imported[each.number] for each in branches)
 
     async def _find_recorded(
         self,
@@ -521,18 +534,19 @@ class _BatchWriter:
         if conversation.ledger is None:
             return []
         new: list[ImportItem] = []
-        continued = conversation.continued if conversation.recorded is None else None
+        continued, recorded = conversation.continued, conversation.recorded
         for item in items:
             position = conversation.ledger.get(item.key)
             if continued is not None and item.at < continued.written_at:
                 position = continued.branch, continued.seq
+                position = recorded.find_words(*position) if recorded is not None else position
             if position is None:
                 new.append(item)
             else:
                 conversation.positions[item.id] = position
                 self._report.known_messages += 1
-        if conversation.recorded is not None:
-            new, recorded_count = conversation.recorded.select_new(new, conversation.positions)
+        if recorded is not None:
+            new, recorded_count = recorded.select_new(new, conversation.positions)
             self._report.known_messages += recorded_count
         if conversation.twin is not None:
             # What was said before the gateway recorded the session stays where it was imported.

@@ -328,7 +328,9 @@ async def _find_branch(engine: EngineState, client: str, session: str) -> Branch
     """The branch of the session's main conversation that was appended to last."""
     for record in await engine.store.list_session(session):
         origin = record.origin
-        if origin is not None and origin.client == client and origin.purpose is None:
+        # A session that Quire wrote continues a conversation of any client.
+        is_own = origin is None or origin.client == client or origin.session != session
+        if is_own and record.is_main:
             return choose_branch_used_last(await engine.store.list_branches(record.id))
     return None
 

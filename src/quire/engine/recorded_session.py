@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from quire.log.imports import ImportItem, Position
 from quire.log.secret_masker import SecretMasker
-from quire.log.types import MAIN_BRANCH, ConversationRecord
+from quire.log.types import MAIN_BRANCH, Branch, ConversationRecord
 from quire.model import Entry, EntryMetadata, Message, TextPart
 from quire.model.json_values import get_object, get_text
 from quire.store import SqlStore
@@ -44,22 +44,29 @@ class RecordedSession:
         """The newest entry of each branch, by its last message that has words."""
         self._purged: tuple[int, Position] | None = None
         """Time and position of the newest purged entry: what was said before it does not come back."""
+        self._branches: dict[int, Branch] = {}
+        self._last_words: dict[Position, Position] = {}
+        """The last message that has words, by the position of each entry."""
         self._pending: dict[str, ImportItem] = {}
         """Items without a reply yet, which may be in a later batch."""
 
     @classmethod
     async def load(cls, store: SqlStore, record: ConversationRecord) -> "RecordedSession":
         session = cls(record, store.masker)
-        last_words: dict[Position, Position] = {}
-        for branch in await store.list_branches(record.id):
+        session._branches = {branch.number: branch for branch in await store.list_branches(record.id)}
+        for branch in session._branches.values():
             seq = branch.fork_seq
-            before = last_words.get((branch.find_owner(seq) or MAIN_BRANCH, seq), _START)
+            before = session.find_words(branch.number, seq) if seq else _START
             while entries := await store.read_range(record.id, branch=branch.number, first=seq + 1, limit=READ_ENTRIES):
                 for entry in entries:
-                    before = last_words[entry.branch, entry.seq] = session._add(entry, before)
+                    before = session._last_words[entry.branch, entry.seq] = session._add(entry, before)
                 seq = entries[-1].seq
             session._heads[before] = (branch.number, seq)
         return session
+
+    def find_words(self, branch: int, seq: int) -> Position:
+        """The last message of a branch up to an entry that has words."""
+        return self._last_words.get((self._branches[branch].find_owner(seq) or MAIN_BRANCH, seq), _START)
 
     def _add(self, entry: Entry, before: Position) -> Position:
         """Adds an entry. Returns the last message that has words."""

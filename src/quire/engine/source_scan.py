@@ -129,7 +129,8 @@ async def import_sources(
             engine, each.source, files, options, on_progress=report_progress, prepare_reread=prepare_reread
         )
         total.reread |= done.reread
-        total.deleted_twins += done.deleted_twins
+        total.merged |= done.merged
+        total.unmerged |= done.unmerged
         total.files += done.files
         total.conversations += done.conversations
         total.messages += done.messages

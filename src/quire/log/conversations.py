@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from hashlib import sha256
 from itertools import islice
 from threading import Lock
 from typing import Any, Concatenate
@@ -15,7 +16,7 @@ from quire.db.column_types import is_encrypting
 from quire.db.dialects import insert_rows, sanitize_text, upsert
 from quire.db.notifications import mark_changed
 from quire.db.raw_sql import execute, fetch
-from quire.db.schema import branches, conversations, uncounted_branches, unindexed_branches
+from quire.db.schema import branches, continued_sessions, conversations, uncounted_branches, unindexed_branches
 from quire.db.store_part import P, T
 from quire.errors import BranchNotFound, ConversationExists, ConversationNotFound, EntryNotFound, InvalidRequest
 from quire.log import reads
@@ -257,11 +258,21 @@ def get_conversations(connection: Connection, tenant: str, ids: Collection[str])
 
 
 def list_session(connection: Connection, tenant: str, session: str, *, limit: int = 50) -> list[ConversationRecord]:
-    """The conversations of a client's session, most recently updated first."""
+    """The conversations of a client's session, most recently updated first; then the one that it continues, if Quire
+    wrote the session."""
     origin = ConversationOrigin(session=session)
     if origin.session is None:
         return []
-    return list_conversations(connection, tenant, limit=limit, origin=origin)
+    own = list_conversations(connection, tenant, limit=limit, origin=origin)
+    of_session = continued_sessions.c.imported.like(f"%-{digest_source_id(session)}")
+    query = select(continued_sessions.c.conversation).where(continued_sessions.c.tenant == tenant, of_session)
+    continued = set(connection.execute(query).scalars()) - {each.id for each in own}
+    return [*own, *get_conversations(connection, tenant, continued).values()]
+
+
+def digest_source_id(source_id: str) -> str:
+    """The part of an imported conversation's id that follows the source, by which any source's is found."""
+    return sha256(source_id.encode(errors="replace")).hexdigest()[:20]
 
 
 def rename_conversation(connection: Connection, tenant: str, conversation: str, title: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from hashlib import sha256
 from typing import NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from quire.db.dialects import insert_rows, insert_tuples, upsert
 from quire.db.notifications import mark_changed
@@ -117,6 +117,11 @@ def read_ledgers(connection: Connection, tenant: str, conversation_ids: Collecti
     return ledgers
 
 
+def make_conversation_id(source: str, source_id: str) -> str:
+    """Id of an imported conversation, which is the same in every import."""
+    return f"{source}-{conversations.digest_source_id(source_id)}"
+
+
 class ContinuedSession(NamedTuple):
     """A session that Quire wrote for an agent, which continues a conversation after an entry."""
 
@@ -170,6 +175,33 @@ def list_sessions(
             if record.origin is not None and record.origin.session is not None:
                 found.setdefault(record.origin.session, []).append(record)
     return found
+
+
+def list_doubles(connection: Connection, tenant: str) -> dict[str, str]:
+    """Imported conversations by id, each with one that the gateway recorded of the same session."""
+    origin = (conversations_table.c.client, conversations_table.c.session)
+    several = (
+        select(*origin)
+        .where(
+            conversations_table.c.tenant == tenant,
+            conversations_table.c.session.is_not(None),
+            conversations_table.c.client.is_not(None),
+            conversations_table.c.purpose.is_(None),
+        )
+        .group_by(*origin)
+        .having(func.count() > 1)
+    )
+    sessions: dict[str, list[str]] = {}
+    for client, session in connection.execute(several):
+        sessions.setdefault(client, []).append(session)
+    doubles: dict[str, str] = {}
+    for client, ids in sessions.items():
+        for records in list_sessions(connection, tenant, client, ids).values():
+            main = [each for each in records if each.is_main]
+            recorded = next((each.id for each in main if not each.is_imported), None)
+            if recorded is not None:
+                doubles |= {each.id: recorded for each in main if each.is_imported}
+    return doubles
 
 
 def _split(values: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -435,6 +467,7 @@ class Imports(StorePart):
     has_imported = read_inline(has_imported)
     read_ledgers = read_bulk(read_ledgers)
     list_sessions = read(list_sessions)
+    list_doubles = read(list_doubles)
     list_outdated = read(list_outdated)
     record_continued = write(record_continued)
     read_continued = read(read_continued)

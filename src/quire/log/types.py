@@ -78,7 +78,12 @@ class ConversationRecord(NamedTuple):
         client = self.origin.client if self.origin is not None else None
         if client is None or self.is_continued:
             return None
-        return client if client in AGENTS or self.id.startswith(f"{client}-") else None
+        return client if client in AGENTS or self.is_imported else None
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether it began as an import of what its client had stored."""
+        return self.origin is not None and self.id.startswith(f"{self.origin.client}-")
 
     @property
     def is_main(self) -> bool:

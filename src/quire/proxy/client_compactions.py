@@ -3,7 +3,8 @@
 An agent has the model summarize its list, and then begins a new list with that summary. So a list whose start is not
 stored, and in which a message contains the text of a reply that the log has from this session, continues the
 conversation that the summary covers. A client that names no session is searched for in the conversations without one,
-if its list begins as an agent begins it after a compaction: other clients often begin lists that are not stored.
+if its list begins as an agent begins it after a compaction: other clients often begin lists that are not stored. The
+request for the summary may not have passed through the gateway. Then the form of the list says that it is one.
 """
 
 import re
@@ -66,6 +67,20 @@ class SummaryReply:
         return origin.purpose == "side"
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenSummary:
+    """A summary that the log has no reply for: its request did not pass through the gateway."""
+
+    text: str | None
+    """The agent's whole message. None if only the provider can read it."""
+
+    def has(self, compaction: Compaction) -> bool:
+        """Whether it is the summary of this compaction. Of sealed ones, the newest is."""
+        if self.text is None or not compaction.summary:
+            return self.text is None and compaction.is_sealed
+        return normalize_summary(compaction.summary) in normalize_summary(self.text)
+
+
 class FoundSummary(NamedTuple):
     """The place of the message with a summary, and the reply that wrote it."""
 
@@ -115,31 +130,45 @@ def _has_opening(message: Message) -> bool:
     return any(text.startswith(SUMMARY_OPENINGS) for text in texts)
 
 
-def has_summary_form(messages: Sequence[ClientMessage]) -> bool:
-    """Whether a list begins as a known agent begins it after a compaction."""
+def find_summary_form(messages: Sequence[ClientMessage]) -> int | None:
+    """The place of the newest summary in a list that begins as a known agent begins it after a compaction."""
     if messages[1:] and messages[1].role == "assistant" and messages[0].message.text == OPENCODE_SUMMARY_QUESTION:
-        return True
-    return any(
-        _has_opening(each.message)
-        if each.role == "user"
-        else not each.is_plain_text and read_sealed(each.message) is not None
-        for each in messages
+        return 1
+    places = (
+        index
+        for index in range(len(messages) - 1, -1, -1)
+        if (each := messages[index])
+        and (
+            _has_opening(each.message)
+            if each.role == "user"
+            else not each.is_plain_text and read_sealed(each.message) is not None
+        )
     )
+    return next(places, None)
 
 
-async def _list_scope(store: SqlStore, origin: ConversationOrigin) -> list[ConversationRecord]:
-    """The conversations of the client's session and agent, the most recently used first."""
-    if origin.session is not None:
-        records = await store.list_session(origin.session, limit=MAX_SESSION_CONVERSATIONS)
-        return [each for each in records if each.origin is not None and each.origin.agent == origin.agent]
-    records = await store.list_conversations(limit=MAX_RECENT_CONVERSATIONS)
-    return [each for each in records if each.origin is None or each.origin.session is None]
+def is_continued(record: ConversationRecord, origin: ConversationOrigin) -> bool:
+    """Whether the client's session is one that Quire wrote, which continues this conversation."""
+    return origin.session is not None and (record.origin is None or record.origin.session != origin.session)
+
+
+async def list_scope(store: SqlStore, origin: ConversationOrigin) -> list[ConversationRecord]:
+    """The conversations of the client's session and agent, the most recently used first. One that the session continues
+    is there if the session has none of its own."""
+    if origin.session is None:
+        records = await store.list_conversations(limit=MAX_RECENT_CONVERSATIONS)
+        return [each for each in records if each.origin is None or each.origin.session is None]
+    records = await store.list_session(origin.session, limit=MAX_SESSION_CONVERSATIONS)
+    own = [each for each in records if each.origin is not None and not is_continued(each, origin)]
+    if origin.agent is None and not any(each.is_main for each in own):
+        return [*own, *(each for each in records if is_continued(each, origin))]
+    return [each for each in own if each.origin is not None and each.origin.agent == origin.agent]
 
 
 async def load_summary_replies(store: SqlStore, origin: ConversationOrigin) -> list[SummaryReply]:
     """The newest reply of each branch in the client's session, the newest first."""
     found: list[SummaryReply] = []
-    for record in await _list_scope(store, origin):
+    for record in await list_scope(store, origin):
         branches = sorted(await store.list_branches(record.id), key=lambda branch: -branch.updated_at)
         for branch in branches[:MAX_SESSION_BRANCHES]:
             newest = await store.read_tail(record.id, MAX_QUESTION_ENTRIES, branch=branch.number, kinds=["message"])
@@ -161,7 +190,7 @@ async def locate_covered(store: SqlStore, found: SummaryReply, origin: Conversat
             parent = await store.get_branch(branch.conversation, branch.lineage[-1][0])
             return parent, branch.fork_seq
         return branch, found.reply.seq
-    for record in await _list_scope(store, origin):
+    for record in await list_scope(store, origin):
         if record.id == found.record.id or (record.origin is not None and record.origin.purpose is not None):
             continue
         newest = max(await store.list_branches(record.id), key=lambda each: each.updated_at)
@@ -176,19 +205,28 @@ async def locate_covered(store: SqlStore, found: SummaryReply, origin: Conversat
     return None
 
 
-async def find_recorded(store: SqlStore, branch: Branch, found: SummaryReply) -> Entry | None:
+async def find_newest_branch(store: SqlStore, origin: ConversationOrigin) -> Branch | None:
+    """The branch used last of the conversation of the client's session and agent."""
+    for record in await list_scope(store, origin):
+        if is_continued(record, origin) or (record.origin is not None and record.origin.purpose == origin.purpose):
+            return max(await store.list_branches(record.id), key=lambda each: each.updated_at)
+    return None
+
+
+async def find_recorded(store: SqlStore, branch: Branch, found: SummaryReply | WrittenSummary) -> Entry | None:
     """The entry of the compaction with this summary, active or undone, if the branch has it."""
     if not branch.state.compaction_count:
         return None
     entries = await store.read_tail(
         branch.conversation, MAX_SEARCHED_COMPACTIONS, branch=branch.number, kinds=["compaction"]
     )
+    recorded = [(entry, body) for entry in entries if isinstance(body := entry.body, Compaction)]
+    if isinstance(found, WrittenSummary):
+        return next((entry for entry, body in reversed(recorded) if found.has(body)), None)
     summary = read_summary(found.reply.message)
     # Two summaries may have the same text, so a compaction from before the reply is another one.
-    later = [entry for entry in entries if entry.created_at >= found.reply.created_at]
-    return next(
-        (entry for entry in later if isinstance(entry.body, Compaction) and entry.body.summary == summary), None
-    )
+    later = (each for each in recorded if each[0].created_at >= found.reply.created_at)
+    return next((entry for entry, body in later if body.summary == summary), None)
 
 
 async def record_announced(store: SqlStore, origin: ConversationOrigin, summary: str) -> Entry | None:
@@ -211,26 +249,33 @@ async def record_announced(store: SqlStore, origin: ConversationOrigin, summary:
     return recorded
 
 
-async def build_compaction(store: SqlStore, branch: Branch, covers_last: int, found: SummaryReply) -> Compaction:
+async def build_compaction(
+    store: SqlStore, branch: Branch, covers_last: int, found: SummaryReply | WrittenSummary
+) -> Compaction:
     """The entry of a client's compaction on the branch that it continues.
 
-    Tokens before and after it count messages only, as Quire counts them: instructions and tools are sent as before.
+    Tokens before and after it count messages only, as Quire counts them: instructions and tools are sent as before. Of
+    a summary whose request the gateway did not see, they are unknown.
     """
-    active, usage, reply = branch.state.active_compaction, found.reply.metadata.usage, found.reply
+    active = branch.state.active_compaction
+    compaction = Compaction(
+        number=branch.state.compaction_count + 1,
+        covers=Span(first=1, last=covers_last),
+        summary=found.text if isinstance(found, WrittenSummary) else read_summary(found.reply.message),
+        trigger="client",
+        strategy="client",
+        supersedes=active.seq if active is not None else None,
+    )
+    if isinstance(found, WrittenSummary):
+        return compaction
+    usage, reply = found.reply.metadata.usage, found.reply
     try:
         manifest = await store.get_manifest(reply.conversation, reply.seq, branch=reply.branch)
     except EntryNotFound:
         tokens_before = usage.input_tokens if usage is not None else 0
     else:
         tokens_before = sum(row.tokens for row in manifest.included if row.kind == "message")
-    return Compaction(
-        number=branch.state.compaction_count + 1,
-        covers=Span(first=1, last=covers_last),
-        summary=read_summary(reply.message),
-        trigger="client",
-        strategy="client",
-        model=usage.model if usage is not None else None,
-        tokens_before=tokens_before,
-        tokens_after=reply.tokens or 0,
-        supersedes=active.seq if active is not None else None,
+    model = usage.model if usage is not None else None
+    return compaction.model_copy(
+        update={"model": model, "tokens_before": tokens_before, "tokens_after": reply.tokens or 0}
     )

@@ -3,11 +3,8 @@
 The gateway and the adapters decide it by the same rules. Messages are equal if their normal forms are. The path of the
 messages is looked up in an LRU cache of branch heads, then in the store. In a conversation that the client names, a
 list that does not start with the conversation is matched by overlap: clients drop the oldest messages, or put a summary
-before the rest. A list without an overlap has only new messages. Known clients name their session in headers. It is a
-scope: the user's conversation, the conversations of sub-agents, and calls for titles share it.
-"""
+before the rest. A list without an overlap has only new messages."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,23 +19,28 @@ from quire.concurrency.worker_threads import run_sized
 from quire.engine.runtime import IDLE_CONVERSATION_SECONDS
 from quire.errors import BranchNotFound, ConversationNotFound, EntryNotFound
 from quire.log import MAIN_BRANCH, Branch, BranchMatch, ConversationOrigin
-from quire.model import CHAIN_ROOT, Entry, TextPart, iter_paths
+from quire.model import CHAIN_ROOT, Entry, iter_paths
 from quire.model.ids import new_id
-from quire.model.json_values import filter_objects, get_text, is_object
 from quire.model.manifest import EDIT_REASONS, FITTED_FORMS
 from quire.proxy.client_compactions import (
+    SummaryReply,
+    WrittenSummary,
     build_compaction,
+    find_newest_branch,
     find_recorded,
     find_summary,
-    has_summary_form,
+    find_summary_form,
+    is_continued,
+    list_scope,
     load_summary_replies,
     locate_covered,
 )
-from quire.rows.boilerplate import GEMINI_CLI, GEMINI_SUMMARY_ANSWER, SESSION_CONTEXT_OPENING
+from quire.proxy.client_origin import PROJECT_SESSION_PREFIX
+from quire.rows.boilerplate import GEMINI_CLI, GEMINI_SUMMARY_ANSWER
 from quire.store import SqlStore
 from quire.wire.client_messages import ClientMessage, ParsedMessage, compute_client_paths, normalize_message
 from quire.wire.codec import ClientRequest
-from quire.wire.compaction_blocks import read_sealed
+from quire.wire.compaction_blocks import read_sealed, read_summary
 
 HEAD_CACHE_SIZE = 10_000
 """Maximum number of branch heads in the LRU cache."""
@@ -46,39 +48,12 @@ MAX_TAIL_BYTES = 16 * 1024 * 1024
 """Maximum size of the messages that are cached with branch heads."""
 MIN_TAIL_ENTRY_BYTES = 1_000
 """Bytes that a cached message counts as at least."""
-MAX_SESSION_CONVERSATIONS = 20
-"""Maximum number of a session's conversations that are searched for the messages after a client's own summary."""
 MAX_SESSION_BRANCHES = 4
 """Maximum number of branches of each that are searched, the most recently used ones."""
 MAX_OVERLAP_MESSAGES = 200
 """Maximum number of newest messages, of the client and of the log, that are compared to find an overlap."""
 OVERLAP_MARGIN_MESSAGES = 16
 """Stored messages read beyond the length of the client's list, for clients that take back their latest messages."""
-
-_USER_THREAD = "user"
-"""What began a thread of Codex that is the user's."""
-ROOT_AGENT = "/root"
-"""Codex's name of the agent that the user talks to."""
-MAX_SEARCHED_MESSAGES = 6
-"""Messages at the start of a list in which an agent may describe its environment, if its instructions do not."""
-MAX_SIDE_CALL_MESSAGES = 3
-"""Messages of a call for a title and the like."""
-
-_AGENT_HEADERS = ("x-claude-code-agent-id", "x-openai-subagent", "x-parent-session-id")
-"""Headers that mark a sub-agent: its ID, its kind, or its parent."""
-_CODEX_PARENT_HEADER = "x-codex-parent-thread-id"
-"""Thread that started this one: a sub-agent of Codex is a thread in the session of the user's."""
-_PARENT_HEADERS = ("x-claude-code-parent-agent-id", "x-parent-session-id", _CODEX_PARENT_HEADER)
-_TURN_HEADER = "x-codex-turn-metadata"
-_PROJECT_LABELS = (
-    "Primary working directory: ", "<cwd>", "<env>\n  Working directory: ", "- **Workspace Directories:**\n  - ",
-)  # fmt: skip
-"""Texts before the working directory, as Claude Code, Codex, opencode and Gemini CLI describe it to the model."""
-PROJECT_SESSION_PREFIX = "project:"
-"""Start of a session ID that all sessions of a project share, because the client does not tell them apart."""
-_GEMINI_USER_AGENTS = ("GeminiCLI", "proxy_client=geminicli")
-_GEMINI_FOLDER = re.compile(r"The project's temporary directory is: ([^\n]{1,500})")
-_PROJECT = re.compile(r"[^\n<]{1,500}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,79 +171,6 @@ def _measure_tail(match: HistoryMatch) -> int:
 def digest_keys(messages: Iterable[ClientMessage]) -> tuple[bytes, ...]:
     """Digests of the match keys of messages."""
     return tuple(sha256(each.match_key).digest() for each in messages)
-
-
-def find_origin(
-    headers: Mapping[str, str], request: ClientRequest, *, session_headers: Mapping[str, str]
-) -> ConversationOrigin | None:
-    """Finds the client's session by the first header of `session_headers` that the request has."""
-    found = find_session(headers, session_headers) or _find_gemini_project(headers, request)
-    if found is None:
-        return None
-    client, session = found
-    agent = next((headers[name] for name in _AGENT_HEADERS if name in headers), None)
-    if _CODEX_PARENT_HEADER in headers:
-        agent = headers.get("thread-id", agent)
-    try:
-        turn = from_json(headers.get(_TURN_HEADER, "{}"))
-    except ValueError:
-        turn = None
-    turn = turn if is_object(turn) else {}
-    if not agent:
-        codex_agent = get_text(turn, "agent_name")
-        agent = codex_agent if codex_agent != ROOT_AGENT else None
-    purpose = None
-    if agent is not None:
-        purpose = "subagent"
-    elif not request.tools and (
-        client == GEMINI_CLI
-        or len(request.messages) <= MAX_SIDE_CALL_MESSAGES
-        or get_text(turn, "thread_source") not in (None, _USER_THREAD)
-    ):
-        # Agents offer tools in every request of a user's conversation, and none in calls for titles and the like. Codex
-        # names a title only by what began its thread, which is a session of its own.
-        purpose = "side"
-    return ConversationOrigin(
-        client=client,
-        session=session,
-        project=_find_project(request),
-        agent=agent,
-        parent_agent=next((headers[name] for name in _PARENT_HEADERS if name in headers), None),
-        purpose=purpose,
-    )
-
-
-def _find_gemini_project(headers: Mapping[str, str], request: ClientRequest) -> tuple[str, str | None] | None:
-    """Gemini CLI sends no ID of its session. Sessions of one project share a scope, which their lists name."""
-    if not any(mark in headers.get("user-agent", "") for mark in _GEMINI_USER_AGENTS):
-        return None
-    parts = request.messages[0].message.parts if request.messages else ()
-    for part in parts:
-        if isinstance(part, TextPart) and part.text.startswith(SESSION_CONTEXT_OPENING):
-            folder = _GEMINI_FOLDER.search(part.text)
-            return GEMINI_CLI, f"{PROJECT_SESSION_PREFIX}{folder[1]}" if folder is not None else None
-    return GEMINI_CLI, None
-
-
-def _find_project(request: ClientRequest) -> str | None:
-    contents = [each.get("content") for each in request.instructions]
-    texts = [each["text"] for content in contents for each in filter_objects(content) if "text" in each]
-    texts += [*contents, *(each.message.text for each in request.messages[:MAX_SEARCHED_MESSAGES])]
-    for text in texts:
-        for label in _PROJECT_LABELS if isinstance(text, str) else ():
-            start = text.find(label)
-            found = _PROJECT.match(text, start + len(label)) if start >= 0 else None
-            if found is not None:
-                return found[0].strip()
-    return None
-
-
-def find_session(headers: Mapping[str, str], session_headers: Mapping[str, str]) -> tuple[str, str] | None:
-    """The client's name and its session."""
-    found = [(client, headers[name]) for name, client in session_headers.items() if client and name in headers]
-    if _CODEX_PARENT_HEADER in headers and ("codex", session := headers.get("session-id", "")) in found:
-        return "codex", session
-    return found[0] if found else None
 
 
 async def match_request(
@@ -390,29 +292,52 @@ async def match_history(
     `paths` are the client's paths after each message, and `size` is the size of all messages for `run_sized`.
     Conversations of the client's own session come before all others.
     """
-    session = origin.session if origin is not None else None
-    found = await store.match_history(paths, conversation=requested.conversation, session=session)
-    has_reply = found is not None and any(each.role == "assistant" for each in messages[: found.length])
-    is_side_call = origin is not None and origin.purpose == "side"
-    if requested.conversation is None and not is_side_call and not has_reply:
-        scope = origin or ConversationOrigin()
+    scope = origin or ConversationOrigin()
+    found = await store.match_history(paths, conversation=requested.conversation, session=scope.session)
+    stored = found.length if found is not None else 0
+    has_reply = _has_reply(messages[:stored])
+    is_named, is_main = requested.conversation is not None, scope.purpose != "side" and requested.conversation is None
+    # The file of a session that Quire wrote lacks messages of the log, so that a path may end anywhere in its list.
+    is_continuing = is_main and _has_reply(messages[stored:]) and await _continues_another(store, scope)
+    if is_main and (not has_reply or is_continuing):
         recognized = await _recognize_compaction(store, messages, paths, scope, size=size)
         if recognized is not None:
             return recognized
     if not has_reply or messages[0].has_compaction:
-        compacted = await _match_provider_compaction(store, messages, requested, session, size=size)
+        compacted = await _match_provider_compaction(store, messages, requested, scope.session, size=size)
         if compacted is not None:
             return compacted
-    own = None if session is None or session.startswith(PROJECT_SESSION_PREFIX) else origin
-    if found is not None and found.length and await _is_significant(store, found, messages, requested, own):
+    if is_main and not has_reply:
+        compacted = await _recognize_unseen_compaction(store, messages, paths, scope, size=size)
+        if compacted is not None:
+            return compacted
+    if is_named:
+        return await _match_named(store, messages, paths, requested, found, size=size)
+    if not is_continuing and found is not None and (has_reply or await _is_own(store, found, scope)):
         return await _continue_branch(store, found, messages, paths)
-    if requested.conversation is None and origin is not None and session is not None:
-        compacted = await _match_compacted_list(store, messages, origin, size=size)
-        if compacted is not None:
-            return compacted
-    if requested.conversation is None or found is None:
+    overlap = await _find_in_session(store, messages, scope, size=size)
+    if overlap is not None:
+        return await _to_match(store, overlap)
+    if has_reply and found is not None:
+        return await _continue_branch(store, found, messages, paths)
+    return HistoryMatch(conversation=new_id(), creates_conversation=True)
+
+
+async def _match_named(
+    store: SqlStore,
+    messages: Sequence[ClientMessage],
+    paths: Sequence[bytes],
+    requested: RequestedConversation,
+    found: BranchMatch | None,
+    *,
+    size: int,
+) -> HistoryMatch:
+    """Finds where a list continues the conversation that the client names. `found` is the branch with its start."""
+    if found is None:
         return HistoryMatch(conversation=requested.conversation or new_id(), creates_conversation=True)
-    branch = found.branch
+    branch, is_near_head = found.branch, found.branch.head_seq - found.seq <= 1
+    if found.length and (is_near_head or _has_reply(messages[: found.length])):
+        return await _continue_branch(store, found, messages, paths)
     if requested.branch is not None:
         branch = await store.get_branch(branch.conversation, requested.branch)
     elif found.length:
@@ -424,6 +349,15 @@ async def match_history(
         return HistoryMatch(conversation=branch.conversation, branch=branch.number, head_path=branch.head_path)
     overlap = await _match_overlap(store, branch, messages, size=size)
     return _continue_with_new_messages(branch) if overlap is None else await _to_match(store, overlap)
+
+
+def _has_reply(messages: Iterable[ClientMessage]) -> bool:
+    return any(each.role == "assistant" for each in messages)
+
+
+async def _continues_another(store: SqlStore, origin: ConversationOrigin) -> bool:
+    """Whether Quire wrote the client's session, which has no conversation of its own."""
+    return origin.session is not None and any(is_continued(each, origin) for each in await list_scope(store, origin))
 
 
 def _continue_with_new_messages(branch: Branch) -> HistoryMatch:
@@ -438,24 +372,13 @@ def _continue_with_new_messages(branch: Branch) -> HistoryMatch:
     )
 
 
-async def _is_significant(
-    store: SqlStore,
-    found: BranchMatch,
-    messages: Sequence[ClientMessage],
-    requested: RequestedConversation,
-    origin: ConversationOrigin | None,
-) -> bool:
-    """Whether the match identifies a position: it contains a reply, is of the same agent in the client's session, or is
-    at the head of the requested conversation.
+async def _is_own(store: SqlStore, found: BranchMatch, origin: ConversationOrigin) -> bool:
+    """Whether a match without a reply is of the same agent in the client's session.
 
-    First messages such as greetings repeat, so without a reply they identify no conversation among all others. Two
-    sub-agents of a session may have the same task.
+    First messages such as greetings repeat, so that they identify no conversation among all others. Two sub-agents of a
+    session may have the same task.
     """
-    if any(each.role == "assistant" for each in messages[: found.length]):
-        return True
-    if requested.conversation is not None:
-        return found.branch.head_seq - found.seq <= 1
-    if origin is None or origin.session is None:
+    if origin.session is None or origin.session.startswith(PROJECT_SESSION_PREFIX) or not found.length:
         return False
     record = await store.get_conversation(found.branch.conversation)
     return record.origin is not None and (record.origin.session, record.origin.agent) == (origin.session, origin.agent)
@@ -470,7 +393,7 @@ async def _recognize_compaction(
     size: int,
 ) -> HistoryMatch | None:
     """Finds the conversation that a list continues if it begins with a summary, and records the compaction there."""
-    if origin.session is None and not await run_sized(size, has_summary_form, messages):
+    if origin.session is None and await run_sized(size, find_summary_form, messages) is None:
         return None
     replies = await load_summary_replies(store, origin)
     masked = messages
@@ -480,16 +403,56 @@ async def _recognize_compaction(
     located = await locate_covered(store, found.reply, origin) if found is not None else None
     if found is None or located is None:
         return None
-    index, reply, is_certain = found
     branch, last = located
     # Gemini CLI answers every summary itself with the same words, which are no stored message.
-    is_answered = messages[index + 1 :] and messages[index + 1].message.text == GEMINI_SUMMARY_ANSWER
-    start = end = index + (2 if is_answered else 1)
+    following = messages[found.place + 1 :]
+    start = found.place + (2 if following and following[0].message.text == GEMINI_SUMMARY_ANSWER else 1)
     overlap = await _match_overlap(store, branch, messages[start:], size=size)
-    recorded = await find_recorded(store, branch, reply)
-    if overlap is None and not is_certain and recorded is None:
+    recorded = await find_recorded(store, branch, found.reply)
+    if overlap is None and not found.is_certain and recorded is None:
         # A user who rewinds to the first message may quote a reply in it. A hook may have announced the compaction.
         return None
+    return await _continue_after_summary(store, branch, found.reply, overlap, paths, start=start, last=last)
+
+
+async def _recognize_unseen_compaction(
+    store: SqlStore,
+    messages: Sequence[ClientMessage],
+    paths: Sequence[bytes],
+    origin: ConversationOrigin,
+    *,
+    size: int,
+) -> HistoryMatch | None:
+    """Finds the conversation of the session that a summary continues whose request did not pass through the gateway,
+    and records the compaction there, unless an import has."""
+    if origin.session is None or origin.session.startswith(PROJECT_SESSION_PREFIX):
+        return None
+    place = await run_sized(size, find_summary_form, messages)
+    if place is None:
+        return None
+    summary = messages[place].message
+    written = WrittenSummary(read_summary(summary if store.masker is None else store.masker.mask_message(summary)))
+    overlap = await _find_in_session(store, messages[place + 1 :], origin, size=size)
+    branch = overlap.branch if overlap is not None else await find_newest_branch(store, origin)
+    if branch is None or not branch.head_seq:
+        return None
+    last = branch.head_seq
+    return await _continue_after_summary(store, branch, written, overlap, paths, start=place + 1, last=last)
+
+
+async def _continue_after_summary(
+    store: SqlStore,
+    branch: Branch,
+    summary: SummaryReply | WrittenSummary,
+    overlap: "_BranchOverlap | None",
+    paths: Sequence[bytes],
+    *,
+    start: int,
+    last: int,
+) -> HistoryMatch:
+    """Continues a branch after a summary of its entries up to `last`, which is before message `start` of the list,
+    and records the compaction unless the log has it. `overlap` is of the messages from there on."""
+    recorded, end = await find_recorded(store, branch, summary), start
     run = overlap.run if overlap is not None else []
     newest = await store.read_tail(branch.conversation, 1, branch=branch.number, kinds=["message"])
     if overlap is not None:
@@ -504,9 +467,9 @@ async def _recognize_compaction(
         branch = await _get_or_create_fork(store, branch, max(recorded.seq, run[-1].seq if run else 0))
     elif not at_head and overlap is not None:
         branch = await _get_or_create_fork(store, branch, run[-1].seq)
-        recorded = await find_recorded(store, branch, reply)
+        recorded = await find_recorded(store, branch, summary)
     if recorded is None:
-        compaction = await build_compaction(store, branch, last, reply)
+        compaction = await build_compaction(store, branch, last, summary)
         [recorded] = await store.append(branch.conversation, compaction, branch=branch.number)
     return HistoryMatch(
         conversation=branch.conversation,
@@ -555,14 +518,14 @@ async def _match_provider_compaction(
     return replace(match, compaction=following[0].seq) if following else match
 
 
-async def _match_compacted_list(
+async def _find_in_session(
     store: SqlStore, messages: Sequence[ClientMessage], origin: ConversationOrigin, *, size: int
-) -> HistoryMatch | None:
-    """Finds a conversation of the same agent and session whose newest messages follow the client's own summary."""
-    if origin.session is None or not any(each.role == "assistant" for each in messages):
+) -> "_BranchOverlap | None":
+    """Finds a conversation of the same agent and session whose newest messages the list has."""
+    if origin.session is None or not _has_reply(messages):
         return None
-    for record in await store.list_session(origin.session, limit=MAX_SESSION_CONVERSATIONS):
-        if record.origin is None or (record.origin.agent, record.origin.purpose) != (origin.agent, origin.purpose):
+    for record in await list_scope(store, origin):
+        if not is_continued(record, origin) and (record.origin is None or record.origin.purpose != origin.purpose):
             continue
         branches = sorted(await store.list_branches(record.id), key=lambda branch: -branch.updated_at)
         matches = [
@@ -572,7 +535,7 @@ async def _match_compacted_list(
         # A branch that continues at its head is preferred: the others would fork.
         at_head = [match for match in found if match.continues_at_head]
         if found:
-            return await _to_match(store, (at_head or found)[0])
+            return (at_head or found)[0]
     return None
 
 

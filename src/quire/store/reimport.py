@@ -102,16 +102,21 @@ def reread_conversation(connection: Connection, tenant: str, batch: ImportBatch)
     return Reread(positions, sum(1 for each in old if each.head_seq > each.fork_seq), count, others.lost)
 
 
-def delete_twin(connection: Connection, tenant: str, conversation: str) -> bool:
-    """Deletes an imported conversation all of whose messages the gateway recorded in another one. Returns False if it
-    has anything else, such as an edit."""
+def is_plain_import(connection: Connection, tenant: str, conversation: str) -> bool:
+    """Whether a conversation has nothing but what was imported: no edit, fork or tag of a person's."""
     own_branches = lock_branches(connection, tenant, conversation)
     ledger = read_ledgers(connection, tenant, [conversation]).get(conversation, {})
     own = entries.c.tenant == tenant, entries.c.conversation == conversation
     places = {(row[0], row[1]) for row in connection.execute(select(entries.c.branch, entries.c.seq).where(*own))}
     has_forks = any(each.lineage and each.head_seq == each.fork_seq for each in own_branches)
     record = get_conversation(connection, tenant, conversation)
-    if has_forks or record.tags or not places <= set(ledger.values()):
+    return not has_forks and not record.tags and places <= set(ledger.values())
+
+
+def delete_twin(connection: Connection, tenant: str, conversation: str) -> bool:
+    """Deletes an imported conversation all of whose messages the gateway recorded in another one. Returns False if it
+    has anything else."""
+    if not is_plain_import(connection, tenant, conversation):
         return False
     reset_usage(connection, tenant, conversation)
     retire_segments(connection, tenant, conversation)
@@ -375,4 +380,5 @@ class Reimport(StorePart):
     """Imported conversations that a newer reader writes again."""
 
     replace = write_bulk(reread_conversation)
+    is_plain_import = write_bulk(is_plain_import)
     delete_twin = write_bulk(delete_twin)

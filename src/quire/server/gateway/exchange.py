@@ -16,6 +16,7 @@ from quire.concurrency.cancellation import run_shielded
 from quire.concurrency.worker_threads import run_sized
 from quire.engine.spending import needs_reservation, spend_caps_for
 from quire.errors import InvalidRequest, QuireError, StaleHead, StoreError
+from quire.proxy.client_origin import find_origin, find_session
 from quire.proxy.engine_variants import EngineVariant, EngineVariants
 from quire.proxy.known_messages import ClientBody, KnownMessageCache
 from quire.proxy.prepare import PreparedRequest, prepare_request
@@ -24,8 +25,6 @@ from quire.proxy.recognition import (
     HeadScope,
     HistoryMatch,
     RequestedConversation,
-    find_origin,
-    find_session,
     match_request,
 )
 from quire.proxy.reply_recorder import MISSING_FROM_LOG
