@@ -7,9 +7,10 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
+from infra.sizes import IS_FULL_SIZE
 from quire.store import SqlStore
 
-PROCESSES, ROUNDS = 4, 5
+PROCESSES, ROUNDS = 4 if IS_FULL_SIZE else 2, 5
 
 PROGRAM = """
 import asyncio, sys, quire

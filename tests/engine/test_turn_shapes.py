@@ -5,7 +5,6 @@ and a new question is answered in every state. `QUIRE_FULL_SIZE=1` runs 5,000 tu
 """
 
 import json
-import os
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 import quire
+from infra.sizes import IS_FULL_SIZE
 from quire import Message, ToolCallPart
 from quire.engine import Conversation, Engine
 from quire.ledger.replay import replay
@@ -21,9 +21,9 @@ from quire.model import ImagePart, TextPart, ToolResultPart
 from quire.model.policy import WireFormatName
 from quire.view.assembly import ViewAssembly
 
-TURNS = 5_000 if os.environ.get("QUIRE_FULL_SIZE") else 60
+TURNS = 5_000 if IS_FULL_SIZE else 30
 MODELS: dict[WireFormatName, str] = {"chat": "gpt-4o", "messages": "claude-sonnet-4-5", "responses": "gpt-4o"}
-WINDOWS = (2_000, 6_000, 32_000, 200_000)
+WINDOWS = (2_000, 6_000, 32_000, 200_000)[:: 1 if IS_FULL_SIZE else 2]
 TURNS_PER_CONVERSATION = 20
 WORDS = ["road", "dry", "weather", "held", "the", "tide", "turned", "at", "noon", "and", "the", "bar", "was", "calm"]
 PICTURE = ImagePart(
