@@ -213,9 +213,9 @@ class EditedSession:
         self.breaks.append(len(self.list_lists()))
 
     async def run(self, store: SqlStore, compact: Callable[[], Awaitable[None]]) -> None:
-        """Two compactions, with drops and pins before each, both undone; then all is taken back."""
+        """Two compactions (one in CI), with drops and pins before each, both undone; then all is taken back."""
         http, base, seen = self.harness.http, "", 0
-        for part in (1, 2):
+        for part in (1, 2) if IS_FULL_SIZE else (1,):
             await self.run_turns(TURNS - 1)
             records = await store.list_conversations()
             [main] = [each for each in records if each.origin is not None and each.origin.purpose is None]
