@@ -32,9 +32,9 @@ MAX_STALL_MS = 250.0
 """Maximum stall of the event loop, without the time that its process waited for a CPU."""
 MAX_ROUNDS = 3
 """Rounds until one is within `MAX_DELAY_RATIO`: other processes of the machine may disturb a round."""
-QUESTIONS: dict[Size, int] = {"small": 20, "full": 500}
+QUESTIONS: dict[Size, int] = {"small": 10, "full": 500}
 """Questions of the other tenant before each round, and as many after it."""
-PAUSE_SECONDS: dict[Size, float] = {"small": 0.2, "full": 0.0}
+PAUSE_SECONDS: dict[Size, float] = {"small": 0.5, "full": 0.0}
 """Time between two questions under attack."""
 MAX_BUSY_STALL_MS = 2_000.0
 """Bound of a run beside other tests: unbounded work on the event loop stalls it for longer."""
