@@ -2,7 +2,7 @@
 
 - `5.7<!-- gateway: 16 gateway --> ms`: a line of a benchmark in benchmarks/results.json, found by words in it.
 - `15<!-- code: quire.turns.leases.LEASE_SECONDS --> seconds`: an expression on a constant of the code.
-- `600<!-- setting: upstream_timeout --> s`: the default of a setting.
+- `600<!-- setting: model_timeout --> s`: the default of a setting.
 - `95<!-- note: by definition --> %`: no source that a test could read, with the reason.
 - `<!-- figures: reason -->`: the same for all figures up to the next heading.
 """
@@ -113,9 +113,9 @@ def test_many_figures_are_compared():
         ("5.6<!-- gateway: 16 gateway --> ms", False),
         ("15<!-- code: quire.turns.leases.LEASE_SECONDS --> seconds", True),
         ("16<!-- code: quire.turns.leases.LEASE_SECONDS --> seconds", False),
-        ("600<!-- setting: upstream_timeout --> s", True),
-        ("10<!-- setting: upstream_timeout --> minutes", True),
-        ("30<!-- setting: upstream_timeout --> s", False),
+        ("600<!-- setting: model_timeout --> s", True),
+        ("10<!-- setting: model_timeout --> minutes", True),
+        ("30<!-- setting: model_timeout --> s", False),
         ("32<!-- code: quire.server.gateway.relay.MAX_RESPONSE_BYTES --> MB", True),
     ],
 )

@@ -475,7 +475,7 @@ class ModelUnavailable(ModelError):
 
 
 class ModelTimeout(ModelUnavailable):
-    """The model's server sent nothing for too long; retry later, or raise `upstream_timeout`."""
+    """The model's server sent nothing for too long; retry later, or raise `model_timeout`."""
 
 
 SummaryFailureReason = Literal[

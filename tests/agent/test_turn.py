@@ -353,7 +353,9 @@ class TestUsage:
         assert sum_usage([]) == Usage()
 
     async def test_what_is_spent_stops_the_next_call(self, store: SqlStore):
-        conversation = await make_conversation(store, max_spend=0.0115, input_price=100.0, output_price=100.0)
+        conversation = await make_conversation(
+            store, max_spend=0.0115, models={"*": {"input_price": 100.0, "output_price": 100.0}}
+        )
         model = FaultyModel(make_tool_call_reply("good:1"), "never")
         events = await collect_events(run_turn(conversation, "go", model=model, runners=[FakeToolRunner()]))
         assert isinstance(get_turn_error(events), SpendCapReached)

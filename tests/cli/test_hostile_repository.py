@@ -268,9 +268,9 @@ REFUSED: dict[str, Trick] = {
     "database": set_and(ask, 'database_url = "sqlite:///{home}/repository/theirs.db"\n'),
     "database and embeddings of a hook": set_and(
         hook,
-        'database_url = "sqlite:///{home}/repository/theirs.db"\nembeddings = "{url}"\nembeddings_model = "m"\n',
+        'database_url = "sqlite:///{home}/repository/theirs.db"\nembeddings = "{url}#m"\n',
     ),
-    "embeddings": set_and(ask, 'embeddings = "{url}"\nembeddings_model = "m"\n'),
+    "embeddings": set_and(ask, 'embeddings = "{url}#m"\n'),
     "summarizer": set_and(ask, 'summarizer = "theirs"\n' + UPSTREAM),
     "MCP command": set_and(ask, 'agent = "agent.toml"\n', agent__toml=SERVER),
     "MCP file": set_and(
@@ -287,7 +287,6 @@ REFUSED: dict[str, Trick] = {
     "vault outside": set_and(lambda clone: clone.run("ask", "What is in [[id_rsa]]?"), 'vault = "{home}/.ssh"\n'),
     "model": set_and(ask, 'model = "another-model"\n'),
     "forgetting": set_and(ask, "retention_days = 1\n"),
-    "unmasked": set_and(ask, "mask_secrets = false\n"),
     "alias": set_and(ask, '[context]\nstrategy = "discard"\n' + UPSTREAM),
     "symlink": link_settings,
     "another user": give_to_another_user,

@@ -56,7 +56,7 @@ def test_it_says_which_window_requests_use(home: CliHome, arguments: list[str], 
 
 
 def test_a_tokenizer_that_cannot_be_used_says_so(home: CliHome):
-    outcome = invoke_cli("models", "--set", "tokenizer=nope")
+    outcome = invoke_cli("models", "--set", 'models={"*": {"tokenizer": "nope"}}')
     assert "nope (cannot be used; estimate)" in outcome.stdout
 
 

@@ -55,8 +55,8 @@ def test_harmless_settings_need_no_trust(home: CliHome):
 
 
 def test_every_setting_that_names_a_place_a_program_or_money_needs_trust():
-    named = {"database_url", "base_url", "agent", "vault", "upstreams", "embeddings", "tokenizer", "model", "models"}
-    costs = {"max_spend", "tenant_quotas", "retention_days", "mask_secrets", "trusted_tenants", "mcp_hosts"}
+    named = {"database_url", "base_url", "agent", "vault", "upstreams", "embeddings", "model", "models"}
+    costs = {"max_spend", "tenant_quotas", "retention_days", "trusted_tenants", "mcp_hosts"}
     costs |= {"requests_per_minute"}
     assert not (named | costs) & HARMLESS_SETTINGS
     assert set(Settings.model_fields) > HARMLESS_SETTINGS

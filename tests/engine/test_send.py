@@ -128,7 +128,7 @@ async def test_a_turn_that_reaches_max_steps_is_continued(store: SqlStore):
 
 
 async def test_no_step_begins_once_the_turn_has_cost_its_maximum(store: SqlStore):
-    conversation = await open_conversation(store, input_price=1.0, output_price=1.0)
+    conversation = await open_conversation(store, models={"*": {"input_price": 1.0, "output_price": 1.0}})
     usage = quire.Usage(input_tokens=100_000)
     model = ScriptedModel(Reply(call_tool("get_weather", city="Ghent"), usage, "tool_calls"), repeat=True)
     await conversation.send("Umbrella?", tools=[get_weather], max_steps=3, model=model)

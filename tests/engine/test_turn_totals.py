@@ -11,6 +11,8 @@ from quire.settings import Settings
 from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
 
+PRICES = {"*": {"input_price": 1.0, "output_price": 10.0}}
+
 
 def call_tool(id: str, name: str, **arguments: object) -> Message:
     return Message(role="assistant", parts=(ToolCallPart(id=id, name=name, arguments=json.dumps(arguments)),))
@@ -18,7 +20,7 @@ def call_tool(id: str, name: str, **arguments: object) -> Message:
 
 def make_engine(store: SqlStore, **settings: object) -> Engine:
     vault = settings.pop("vault", None)
-    values = {"model": "gpt-4o", "context_limit": 16_000, "input_price": 1.0, "output_price": 10.0, **settings}
+    values = {"model": "gpt-4o", "context_limit": 16_000, "models": PRICES, **settings}
     return Engine(store, EngineConfig.create(Settings.model_validate(values), vault=vault))  # type: ignore[arg-type]
 
 

@@ -66,7 +66,11 @@ async def test_variants_share_calibrations_caches_listeners_hooks_and_jobs(store
 
 async def test_each_model_and_tokenizer_has_its_own_message_counter(store: SqlStore):
     engine = make_engine(store)
-    variants = [engine.with_changes(model="gpt-4"), engine.with_changes(tokenizer="cl100k_base"), engine]
+    variants = [
+        engine.with_changes(model="gpt-4"),
+        engine.with_changes(models={"*": {"tokenizer": "cl100k_base"}}),
+        engine,
+    ]
     assert len({id(each.message_counter) for each in variants}) == 3
     assert [each.message_counter.name for each in variants] == ["chat:cl100k_base"] * 2 + ["chat:o200k_base"]
 

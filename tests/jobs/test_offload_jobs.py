@@ -12,6 +12,7 @@ from quire.engine.message_index import index_messages
 from quire.jobs import Job
 from quire.model import FilePart, Message
 from quire.store import SqlStore
+from quire.store.archives import MIN_MOVED_BYTES
 
 TENANTS = ("default", "elsewhere")
 DAYS = 30
@@ -27,13 +28,11 @@ async def store(database: Any, tmp_path: Path) -> AsyncIterator[SqlStore]:
 @pytest.fixture
 async def harness(store: SqlStore, tmp_path: Path) -> JobHarness:
     """Two tenants with a conversation that uses a large blob."""
-    harness = JobHarness(
-        store, object_storage_url=f"file://{tmp_path}/objects", object_storage_min_bytes=1_000, offload_after_days=DAYS
-    )
+    harness = JobHarness(store, object_storage_url=f"file://{tmp_path}/objects", offload_after_days=DAYS)
     for tenant in TENANTS:
         own = store.for_tenant(tenant)
         await own.create_conversation("c")
-        chart = FilePart(blob=await own.put_blob(bytes(2_000)))
+        chart = FilePart(blob=await own.put_blob(bytes(MIN_MOVED_BYTES)))
         await own.append("c", Message(role="user", parts=(chart,)), Message.assistant("A chart."))
         while await own.usage.count():
             pass

@@ -239,7 +239,7 @@ async def test_no_route_and_no_tool_stalls_the_event_loop(
         stalls[path] = await measure_stall(read, on_result=statuses.append)
     assert [status for status in statuses if status >= 500] == []
     assert statuses.count(200) > len(paths) * 2 // 3
-    access = HistoryAccess(engine=server_state.engine_for("default"), may_write=True, masks_secrets=True)
+    access = HistoryAccess(engine=server_state.engine_for("default"), may_write=True)
     assert ARGUMENTS.keys() == TOOLS.keys()
     long_parts = [
         ("history_read", {"conversation": "c", "from": 2 * index + 1, "start": 10}) for index in range(len(UNITS))

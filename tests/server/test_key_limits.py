@@ -222,7 +222,7 @@ class TestQuotaOfTenant:
 class TestSpendCapAtSend:
     @pytest.fixture
     def options(self) -> dict[str, object]:
-        return {"input_price": 100.0, "output_price": 100.0, "reserved_response_tokens": 10}
+        return {"models": {"*": {"input_price": 100.0, "output_price": 100.0}}, "reserved_response_tokens": 10}
 
     async def test_a_turn_fails_when_its_key_has_spent_its_cap(
         self, client: httpx2.AsyncClient, conversation: str, scripted: ScriptedAgent, store: SqlStore

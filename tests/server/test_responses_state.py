@@ -290,28 +290,6 @@ async def test_a_response_that_is_continued_keeps_its_history_without_context_ma
         assert len(provider.requests[-1].items) == 5
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("speaks", ["chat", "responses"])
-async def test_what_is_not_stored_is_not_recorded_if_settings_say_so(store: SqlStore, speaks: str, stream: bool):
-    async with run_responses_gateway(store, echo, speaks, record_unstored=False) as (client, provider, harness):
-        body = {"model": MODEL, "input": "Secret", "store": False, "stream": stream}
-        answer = await harness.http.post("/v1/responses", json=body)
-        assert (answer.status_code, answer.headers["x-quire-recorded"]) == (200, "no")
-        assert "Answer to Secret" in answer.text
-        assert await store.list_conversations() == []
-        (stored,) = await run_chain(client, range(1))
-        answer = await harness.http.post("/v1/responses", json={**body, "previous_response_id": stored.id})
-        assert "Answer to Secret" in answer.text
-        assert list_texts(provider.requests[-1]) == ["Q0", "Answer to Q0", "Secret"]
-        several = [{"role": "user", "content": "Secret"}, {"role": "assistant", "content": "Secret"}]
-        body = {**body, "previous_response_id": stored.id, "input": several}
-        answer = await harness.http.post("/v1/responses", json=body)
-        # A native upstream that does not know the response gets no history, so that its error passes.
-        assert answer.status_code == (404 if speaks == "responses" else 400)
-        (conversation,) = await store.list_conversations()
-        assert await harness.load_messages(conversation.id) == [("user", "Q0"), ("assistant", "Answer to Q0")]
-
-
 async def test_a_reference_to_an_item_stands_for_the_item(store: SqlStore):
     script = play(ScriptedReply(calls=(ScriptedCall("read", {"path": "a"}),)), ScriptedReply("It is empty."))
     async with run_responses_gateway(store, script, "chat") as (client, provider, _):

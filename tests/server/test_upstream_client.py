@@ -61,7 +61,7 @@ async def cut_body(request: UpstreamRequest) -> None:
 @pytest.mark.parametrize(
     ("respond", "error_class", "message"),
     [
-        (hang, ModelTimeout, "No answer from {host} in time: retry later, or raise `upstream_timeout`."),
+        (hang, ModelTimeout, "No answer from {host} in time: retry later, or raise `model_timeout`."),
         (reset, ModelUnavailable, "The connection to {host} was lost: Connection reset by peer; retry later."),
         (disconnect, ModelUnavailable, "The response of {host} is incomplete or not HTTP: Server disconnected; retry"),
         (speak_ssh, ModelUnavailable, "The response of {host} is incomplete or not HTTP: "),

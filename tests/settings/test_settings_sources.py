@@ -51,6 +51,7 @@ def test_headers_of_sessions_add_to_the_known_ones():
     [
         ({"modell": "x"}, "'modell', which is not a setting; did you mean 'model'?"),
         ({"zzz": 1}, "`quire config list`"),
+        ({"input_price": 1.0}, r"a file sets 'input_price', which is no setting any more; .*\[models\.\"\*\"\]"),
         ({"context_threshold": 2}, r"context_threshold \(a file\): input should be less than or equal to 1"),
         ({"shares": {"nowhere": 0.1}}, "shares"),
         (

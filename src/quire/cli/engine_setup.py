@@ -137,7 +137,8 @@ async def build_embedder(settings: "Settings") -> "Embedder | None":
         return load_onnx_encoder(settings.embeddings.removeprefix(ONNX_PREFIX))
     from quire.llm.embedding_endpoint import connect_endpoint_embedder
 
-    return await connect_endpoint_embedder(settings.embeddings, settings.embeddings_model or "default")
+    url, _, model = settings.embeddings.partition("#")
+    return await connect_endpoint_embedder(url, model or "default")
 
 
 async def wait_for_database(

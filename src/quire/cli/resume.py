@@ -89,7 +89,6 @@ async def _print_handover(target: CommandTarget, max_tokens: int) -> Result:
             conversation.id,
             branch=conversation.branch,
             max_tokens=max_tokens,
-            mask=engine.settings.mask_secrets,
         )
     written_by = f"written by {handover.model}" if handover.model is not None else "extracted"
     print_note(f"{handover.tokens:,} of at most {handover.max_tokens:,} tokens, {written_by}.")

@@ -144,10 +144,11 @@ def preload_modules(settings: "Settings") -> None:
     """
     from importlib import import_module
 
+    from quire.engine import EngineConfig
     from quire.wire.tokens import counter_for
 
     # First the tokenizer of the default model, which every request needs.
-    counter_for(settings.model, tokenizer=settings.tokenizer).count(" ")
+    counter_for(settings.model, tokenizer=EngineConfig.create(settings).model_spec.tokenizer).count(" ")
     for module in ("quire.search.segments", "quire.compaction.extractive_summary"):
         with suppress(ImportError):
             import_module(module)

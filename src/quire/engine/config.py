@@ -24,7 +24,7 @@ from quire.settings import Settings
 from quire.settings.schema import upstream_for
 from quire.view.call_prices import UNKNOWN_COST, Cost
 from quire.view.model_specs import ModelSpec, is_local_model, output_limit_for, thinking_tokens_for
-from quire.view.model_table import PUBLIC_SOURCES, SpecLayer, find_layers, merge_layers, to_price_spec
+from quire.view.model_table import PUBLIC_SOURCES, SpecLayer, find_layers, merge_layers
 from quire.view.strategies import get_strategy
 from quire.wire.tokens import counter_for
 
@@ -53,8 +53,6 @@ class EngineConfig:
     """Whether Quire runs the turns, and with them the calls of its built-in tools."""
     spending_key: SpendingKey | None = None
     """The API key that calls are charged to, or None for calls without one."""
-    described_model: str | None = None
-    """Model that the settings `tokenizer`, `input_price` and `output_price` describe; None for `settings.model`."""
 
     @classmethod
     def create(
@@ -103,16 +101,7 @@ class EngineConfig:
         parts = {name: changes.pop(name) for name in _PARTS if name in changes}
         settings = self.settings
         if changes:
-            # The tokenizer and the prices describe one model. Another model does not inherit them; if it brings some
-            # of them, the others are unset.
-            described, values = self.described_model or settings.model, settings.model_dump()
-            if any(name in changes for name in _MODEL_SETTINGS):
-                model = changes.get("model", settings.model)
-                if model != described:
-                    values |= dict.fromkeys(_MODEL_SETTINGS)
-                described = model
-            settings = Settings.model_validate({**values, **changes})
-            parts["described_model"] = described
+            settings = Settings.model_validate({**settings.model_dump(), **changes})
         if "vault" in parts:
             parts["vault"] = _open_vault(parts["vault"], settings)
         if "summarizer" in parts:
@@ -158,19 +147,17 @@ class EngineConfig:
             return source
         model = source(settings.model) if callable(source) else source
         spec, served = _find_served_spec(settings, model.name)
-        is_chat_model = model.name == settings.model
-        if spec.window is None or is_chat_model:
+        if spec.window is None or model.name == settings.model:
             chat_spec, _ = _find_served_spec(settings, settings.model)
             window = resolve_window(settings, chat_spec)
         else:
             window = spec.window
-        tokenizer = settings.tokenizer if is_chat_model else None
         return Summarizer(
             model=model,
             window=window,
             output_limit=spec.output_limit or output_limit_for(served),
             thinking_tokens=thinking_tokens_for(served),
-            counter=counter_for(served, tokenizer=tokenizer or spec.tokenizer),
+            counter=counter_for(served, tokenizer=spec.tokenizer),
             prompt=settings.summary_prompt,
             temperature=SUMMARY_TEMPERATURE,
         )
@@ -192,12 +179,7 @@ class EngineConfig:
 
     def find_layers(self, model: str) -> list[SpecLayer]:
         """What the settings, the public table and the name say about a model, the most specific source first."""
-        settings = self.settings
-        layers = find_layers(settings.models, model, upstream=upstream_for(settings, model))
-        if model != (self.described_model or settings.model):
-            return layers
-        own = to_price_spec(settings.input_price, settings.output_price)._replace(tokenizer=settings.tokenizer)
-        return [SpecLayer("settings", own), *layers]
+        return find_layers(self.settings.models, model, upstream=upstream_for(self.settings, model))
 
     @lazy_property
     def known_prices(self) -> dict[tuple[str, str | None], ModelSpec | None]:
@@ -265,15 +247,13 @@ class EngineConfig:
 
     def _find_price(self, model: str, *, reported_model: str | None = None) -> ModelSpec | None:
         """The prices in the settings for the model, else the prices of the model that the provider reports, else of the
-        upstream's model. The settings' own prices also apply to other models that no table lists, such as the
-        summarizer."""
+        upstream's model."""
         settings, served = self.settings, self.endpoint_for(model).model
         configured = (layer.spec for layer in self.find_layers(model) if layer.source not in PUBLIC_SOURCES)
         # A local server may report a name that a vendor charges for.
         names = (reported_model, served) if not is_local_model(served) else ()
         public = (merge_layers(find_layers(settings.models, name)) for name in names if name)
-        fallback = to_price_spec(settings.input_price, settings.output_price)
-        return next((spec for spec in (*configured, *public, fallback) if spec.has_price), None)
+        return next((spec for spec in (*configured, *public) if spec.has_price), None)
 
 
 _PARTS = ("agent", "vault", "summarizer", "embedder", "clock", "runs_turns", "spending_key")
@@ -281,10 +261,7 @@ _PARTS = ("agent", "vault", "summarizer", "embedder", "clock", "runs_turns", "sp
 
 
 _DERIVED_FROM_SETTINGS = frozenset({"policy", "model_spec", "endpoint"})
-"""Lazy properties that depend on the settings and the described model only."""
-
-_MODEL_SETTINGS = ("tokenizer", "input_price", "output_price")
-"""Settings that describe one model and do not apply to another."""
+"""Lazy properties that depend on the settings only."""
 
 
 def _open_vault(vault: "Vault | Path | str | None", settings: Settings) -> "Vault | None":

@@ -58,19 +58,18 @@ async def write_handover(
     *,
     branch: int = MAIN_BRANCH,
     max_tokens: int = DEFAULT_HANDOVER_TOKENS,
-    mask: bool = True,
     calls_model: bool = True,
 ) -> Handover:
     """Writes the hand-over of a branch in at most `max_tokens`, without changing the branch.
 
-    Secrets are masked unless `mask` is false. The summarizer is called only if the settings name one. If it fails, the
+    Secrets are masked. The summarizer is called only if the settings name one. If it fails, the
     state is an extract.
     """
     if not MIN_HANDOVER_TOKENS <= max_tokens <= MAX_HANDOVER_TOKENS:
         raise InvalidRequest(
             f"A hand-over has {MIN_HANDOVER_TOKENS:,} to {MAX_HANDOVER_TOKENS:,} tokens, not {max_tokens:,}."
         )
-    material = await _read_material(engine, conversation, branch, mask=mask)
+    material = await _read_material(engine, conversation, branch)
     summary, model = None, None
     if calls_model and engine.document_summarizer is not None:
         compactor = Compactor(engine, conversation, branch)
@@ -82,7 +81,7 @@ async def write_handover(
             # An extract takes its place.
             pass
         else:
-            summary, model = mask_secrets(written.text) if mask else written.text, written.model
+            summary, model = mask_secrets(written.text), written.model
     from quire.compaction.handover_text import write_handover_text
 
     counter = engine.message_counter.token_counter
@@ -104,7 +103,7 @@ async def write_handover(
     )
 
 
-async def _read_material(engine: EngineState, conversation: str, branch: int, *, mask: bool) -> "HandoverMaterial":
+async def _read_material(engine: EngineState, conversation: str, branch: int) -> "HandoverMaterial":
     from quire.compaction.handover_text import HandoverMaterial, find_request
 
     store = engine.store
@@ -122,13 +121,12 @@ async def _read_material(engine: EngineState, conversation: str, branch: int, *,
 
     def clean(entries: Sequence[Entry]) -> list[Entry]:
         spoken = (_remove_boilerplate(each, client) for each in entries)
-        return [mask_entry(each) if mask else each for each in spoken if each is not None]
+        return [mask_entry(each) for each in spoken if each is not None]
 
     size = sum(len(entry.raw) for entry in (*newest, *first))
     newest, first = await run_sized(size, lambda: (clean(newest), clean(first)))
-    if mask:
-        record = record._replace(title=mask_secrets(record.title))
-        summary = mask_secrets(summary) if summary is not None else None
+    record = record._replace(title=mask_secrets(record.title))
+    summary = mask_secrets(summary) if summary is not None else None
     return HandoverMaterial(
         record,
         branch,

@@ -135,7 +135,7 @@ class JobRunner:
                 count += await offloading.offload(conversation) is not None
             return count
         record = await store.get_conversation(job.conversation)
-        count = await offloading.move_blobs(job.conversation, min_bytes=engine.settings.object_storage_min_bytes)
+        count = await offloading.move_blobs(job.conversation)
         if record.updated_at <= before and not await offloading.is_restored(job.conversation):
             count += await offloading.offload(job.conversation) is not None
         return count

@@ -23,7 +23,6 @@ class HistoryAccess:
     """Whether the caller may store memories and change what an agent is sent."""
     calls_model: bool = False
     """Whether a hand-over may call the summarizer, which costs money."""
-    masks_secrets: bool = True
 
     @property
     def counter(self) -> TokenCounter:
@@ -31,10 +30,10 @@ class HistoryAccess:
         return estimating_counter()
 
     def mask(self, text: str) -> str:
-        return mask_secrets(text) if self.masks_secrets else text
+        return mask_secrets(text)
 
     def mask_message(self, message: Message) -> Message:
-        return mask_message(message) if self.masks_secrets else message
+        return mask_message(message)
 
     def to_label(self, text: str | None) -> str | None:
         """A title or name on one line, or None if there is none. Masked whole, then cut."""

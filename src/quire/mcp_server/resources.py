@@ -146,7 +146,6 @@ async def write_prompt(access: HistoryAccess, name: str, arguments: Mapping[str,
             access.engine,
             conversation,
             max_tokens=RESUME_TOKENS,
-            mask=access.masks_secrets,
             calls_model=access.calls_model,
         )
         return (

@@ -126,7 +126,6 @@ def build_local_server(open_engine: EngineOpener, *, may_write: bool) -> Server[
                     engine=engine,
                     may_write=may_write,
                     calls_model=True,
-                    masks_secrets=engine.settings.mask_secrets,
                 )
         return access
 

@@ -88,8 +88,6 @@ class PreparedRequest:
     request: Request
     recognized: RecognizedRequest
     recorder: Recorder
-    is_recorded: bool = True
-    """Whether its reply is recorded."""
     history: RenderedHistory | None = None
     """The rendered history that it continues."""
 
@@ -208,21 +206,18 @@ async def prepare_request(
     may_fit: bool = True,
     force_fit: bool = False,
     forwards_reference: bool = False,
-    is_recorded: bool = True,
 ) -> PreparedRequest:
     """Prepares a request with the client's list if it fits, else with one that does. Its call is charged to
     `spending_key`.
 
     `upstream_model` is the upstream's own name for the model, if it differs. Without `may_fit`, an overflow is the
     client's to resolve. `force_fit` rules out the client's list where fitting is possible. With `forwards_reference`,
-    an upstream of the client's format adds the earlier messages itself. A request that is not recorded is not fitted:
-    the log would have to have its messages first.
+    an upstream of the client's format adds the earlier messages itself.
     """
-    may_fit = may_fit and is_recorded
     if variant.target is client_request.codec and client_request.codec.has_unsendable(client_request):
         client_request = await run_sized(len(client_request.raw), client_request.codec.drop_unsendable, client_request)
     edits = EditedRequest(client_request=client_request, match=match)
-    if is_recorded and variant.target is client_request.codec:
+    if variant.target is client_request.codec:
         edits = await apply_edits(client_request, match, variant.engine)
         client_request, match = edits.client_request, edits.match
     envelope = await variant.load_envelope(client_request)
@@ -242,23 +237,16 @@ async def prepare_request(
     recorder = Recorder(engine, match.conversation, match.branch)
     request_id = new_id()
     needs_history = match.delta_only and not (forwards_reference and recognized.is_native)
-    if needs_history and not is_recorded and not _is_single_question(recognized.new_messages):
-        # The log would have to have the new messages before the request is sent.
-        raise InvalidRequest(
-            "A request with `store: false` is not recorded here (`record_unstored`), so that it can continue a "
-            "recorded reply only with one message of the user; send the whole history instead."
-        )
     if needs_history or (may_fit and (force_fit or not recognized.fits)):
         fitted = await _fit_request(recognized, recorder, id=request_id, upstream_model=upstream_model, origin=origin)
         if fitted is not None:
-            return replace(fitted, is_recorded=is_recorded)
+            return fitted
     elif not may_fit and (recognized.message_counter.token_counter.exact or not recognized.is_native):
         # An estimate is the upstream's to check.
         _check_room(recognized, tokens=recognized.tokens, room=engine.policy.window)
-    listed = await _send_list(
+    return await _send_list(
         recognized, recorder, id=request_id, upstream_model=upstream_model, origin=origin, branch=edits.branch
     )
-    return replace(listed, is_recorded=is_recorded)
 
 
 async def _send_list(

@@ -88,7 +88,6 @@ class McpEndpoint:
                 engine=engine_for_caller(self._state, caller),
                 may_write="write" in caller.scopes,
                 calls_model="chat" in caller.scopes,
-                masks_secrets=self._state.settings.mask_secrets,
             )
 
         return build_server(resolve_access, may_write=lambda context: "write" in _get_caller(context).scopes)

@@ -153,7 +153,7 @@ async def open_server_state(
                 object_storage=settings.object_storage_url,
             )
         )
-        client = await stack.enter_async_context(UpstreamClient(timeout_seconds=settings.upstream_timeout))
+        client = await stack.enter_async_context(UpstreamClient(timeout_seconds=settings.model_timeout))
         runners: tuple[ToolRunner, ...] = ()
         has_host_users = is_local or bool(settings.trusted_tenants)
         if has_host_users and agent is not None and any(server.enabled for server in agent.servers):

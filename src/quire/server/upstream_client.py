@@ -227,4 +227,4 @@ def _map_client_errors(host: str) -> Generator[None]:
 
 
 def _build_errors(host: str) -> TransportErrorBuilder:
-    return TransportErrorBuilder(host, url_name="`base_url`", timeout_name="`upstream_timeout`")
+    return TransportErrorBuilder(host, url_name="`base_url`", timeout_name="`model_timeout`")

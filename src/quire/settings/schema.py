@@ -38,7 +38,8 @@ class ModelEntry(FrozenModel):
     window: int | None = Field(default=None, gt=0, description="Context window in tokens.")
     output_limit: int | None = Field(default=None, gt=0, description="Maximum tokens of one reply.")
     tokenizer: str | None = Field(
-        default=None, description="Tokenizer of the model, like the setting of the same name."
+        default=None,
+        description="Vocabulary of the model, or the path of a tokenizer.json. Default: inferred from its name.",
     )
     input_price: float | None = Field(default=None, ge=0, description="US dollars per million input tokens.")
     cached_input_price: float | None = Field(
@@ -245,16 +246,11 @@ class Settings(FrozenModel):
     embeddings: str | None = Field(
         default=None,
         description="Semantic search: `local` for the offline embedding model, `onnx:FOLDER` for a sentence encoder "
-        "with model.onnx and tokenizer.json, or the base URL of a server.",
+        "with model.onnx and tokenizer.json, or the base URL of a server, with its model after a #.",
     )
-    embeddings_model: str | None = Field(default=None, description="Embedding model of that server.")
     model: str = Field(default="gpt-4o", description="Model that answers.")
     wire_format: WireFormatName | None = Field(
         default=None, description="Wire format of every model. Default: from `models`, or inferred from the name."
-    )
-    tokenizer: str | None = Field(
-        default=None,
-        description="Vocabulary, or the path of a tokenizer.json. Default: inferred from the model's name.",
     )
     strategy: str = Field(
         default="hybrid", description="Compaction strategy: discard, summarize, hybrid, or one that you register."
@@ -304,12 +300,6 @@ class Settings(FrozenModel):
     daily_budget_stops: bool = Field(
         default=False, description="Whether calls through Quire are refused once the daily budget is spent."
     )
-    input_price: float | None = Field(
-        default=None, ge=0, description="US dollars per million input tokens. Default: from the table of models."
-    )
-    output_price: float | None = Field(
-        default=None, ge=0, description="US dollars per million output tokens. Default: from the table of models."
-    )
     context_management_enabled: bool = Field(default=True, description="If false, nothing is compacted.")
     memory_integration: bool = Field(
         default=True, description="Include the project's memory files and the agent's memories."
@@ -341,7 +331,9 @@ class Settings(FrozenModel):
         default=50, gt=0, description="Maximum model calls in one turn, with tool calls between them."
     )
     model_timeout: float = Field(
-        default=300.0, gt=0, description="Seconds without output after which a model call times out."
+        default=600.0,
+        gt=0,
+        description="Seconds without output after which a model call, or a call of an upstream, times out.",
     )
     tool_timeout: float = Field(default=120.0, gt=0, description="Timeout of one tool call, in seconds.")
     models: dict[str, ModelEntry] = Field(
@@ -361,18 +353,10 @@ class Settings(FrozenModel):
         default=False,
         description="Pass embeddings, moderations, rerank, audio and images under /v1 to the upstream, unrecorded.",
     )
-    record_unstored: bool = Field(
-        default=True,
-        description="Record turns of clients that set `store` to false. If false, neither their messages nor their "
-        "replies are recorded, and they are not fitted to the window.",
-    )
     on_store_failure: Literal["refuse", "pass_through"] = Field(
         default="refuse",
         description="While the database is unavailable, the gateway refuses requests or passes them through. A server "
         "of the local user alone passes them through unless this is set.",
-    )
-    upstream_timeout: float = Field(
-        default=600.0, gt=0, description="Seconds without output after which a call of an upstream times out."
     )
     requests_per_minute: int | None = Field(
         default=600, gt=0, description="Rate limit of one API key, unless the key has its own."
@@ -402,10 +386,6 @@ class Settings(FrozenModel):
         default=(),
         description="Tenants whose API keys use the server's vault, agent and MCP servers. Others have none of these.",
     )
-    mask_secrets: bool = Field(
-        default=True,
-        description="Mask keys and passwords of known formats in answers of the MCP server and in hand-overs.",
-    )
     mcp_hosts: tuple[str, ...] = Field(
         default=(),
         description="Host names under which the server serves /mcp, such as quire.example.org, besides localhost.",
@@ -415,11 +395,6 @@ class Settings(FrozenModel):
         default=None,
         description="Object storage for large blobs and unused conversations: s3://bucket/prefix, gs://, az:// or "
         "file:///folder. Credentials come from the environment. See docs/object-storage.md.",
-    )
-    object_storage_min_bytes: int = Field(
-        default=65_536,
-        gt=0,
-        description="Size from which a blob moves to the object storage, once its conversation was idle for a day.",
     )
     offload_after_days: int | None = Field(
         default=None,

@@ -35,6 +35,18 @@ SETTING_ALIASES: Mapping[str, str] = {
 }
 """Other names of settings. In a TOML file those with a dot are a key in the table `[context]`."""
 
+REMOVED_SETTINGS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("tokenizer", "input_price", "output_price"), 'set it in a table [models."NAME"], for every model [models."*"]'
+    ),
+    "upstream_timeout": "set model_timeout, which is for upstreams, too",
+    "embeddings_model": "write it after the address in embeddings: http://…/v1#MODEL",
+    "object_storage_min_bytes": "blobs from 65,536 bytes move to the object storage",
+    "mask_secrets": "known secrets are always masked in answers to agents and in hand-overs",
+    "record_unstored": "all that passes is recorded; `quire conversation purge` erases",
+}
+"""Settings of earlier versions, with what to do instead: remove the key, and if one is named, set another."""
+
 
 class SettingsLayer(NamedTuple):
     """Values from one source; `source` is its name in messages."""
@@ -54,6 +66,10 @@ def load_settings(layers: Iterable[SettingsLayer]) -> LoadedSettings:
     origins: dict[str, str] = {}
     for source, layer in layers:
         for name, value in resolve_aliases(source, layer).items():
+            if name in REMOVED_SETTINGS:
+                raise InvalidConfiguration(
+                    f"{source} sets {name!r}, which is no setting any more; remove it: {REMOVED_SETTINGS[name]}."
+                )
             if name not in Settings.model_fields:
                 near = get_close_matches(name, Settings.model_fields, n=1)
                 advice = f"did you mean {near[0]!r}?" if near else "run `quire config list` to see all settings"

@@ -62,6 +62,8 @@ ROWS_PER_LINE = 500
 LARGE_ROWS_PER_LINE = 20
 _BYTES_KEY = "base64"
 COMPRESSION_PRESET = 2
+MIN_MOVED_BYTES = 65_536
+"""Size from which a blob moves to the object storage."""
 UPLOAD_MICROS = 3_600 * 1_000_000
 """Time after which an upload that did not end is given up, and its object deleted."""
 READ_GRACE_SECONDS = 0.5
@@ -486,7 +488,7 @@ class Offloading(StorePart):
                 await self.run(write_bulk, _insert_rows, conversation, name, lines)
         await self.collect()
 
-    async def move_blobs(self, conversation: str, *, min_bytes: int) -> int:
+    async def move_blobs(self, conversation: str, *, min_bytes: int = MIN_MOVED_BYTES) -> int:
         """Moves the large blobs that a conversation uses. Returns their number."""
         count = 0
         for digest in await self.run(read_bulk, _list_large_blobs, conversation, min_bytes=min_bytes):

@@ -41,7 +41,7 @@ def find_layers(entries: Mapping[str, ModelEntry], model: str, *, upstream: Upst
     layers: list[SpecLayer] = []
     for name in names:
         entry = entries[name]
-        spec = to_price_spec(entry.input_price, entry.output_price, entry.cached_input_price)._replace(
+        spec = _to_price_spec(entry)._replace(
             window=entry.window,
             output_limit=entry.output_limit,
             tokenizer=entry.tokenizer,
@@ -80,16 +80,14 @@ def find_sources(layers: Sequence[SpecLayer]) -> dict[str, SpecLayer]:
     return sources
 
 
-def to_price_spec(
-    input_price: float | None, output_price: float | None, cached_input_price: float | None = None
-) -> ModelSpec:
-    """A spec with these prices; without any unless input and output are both priced."""
-    if input_price is None or output_price is None:
+def _to_price_spec(entry: ModelEntry) -> ModelSpec:
+    if entry.input_price is None or entry.output_price is None:
         return ModelSpec()
+    cached = entry.cached_input_price
     return ModelSpec(
-        input_price=Decimal(str(input_price)),
-        output_price=Decimal(str(output_price)),
-        cache_read_price=None if cached_input_price is None else Decimal(str(cached_input_price)),
+        input_price=Decimal(str(entry.input_price)),
+        output_price=Decimal(str(entry.output_price)),
+        cache_read_price=None if cached is None else Decimal(str(cached)),
     )
 
 

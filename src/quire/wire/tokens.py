@@ -116,7 +116,7 @@ _MODEL_PATTERNS = tuple(
 )
 
 VOCABULARIES = tuple(sorted({vocabulary for _, vocabulary in _MODEL_VOCABULARIES if vocabulary is not None}))
-"""Valid values of the setting `tokenizer`."""
+"""Valid values of a model's `tokenizer`."""
 
 
 @lru_cache(maxsize=1024)

@@ -273,7 +273,6 @@ class Exchange:
                     may_fit=overflow == "fit",
                     force_fit=known_match is not None,
                     forwards_reference=client_request.previous_reply is not None and known_match is None,
-                    is_recorded=client_request.is_stored or self.server_state.settings.record_unstored,
                 )
             except (StaleHead, *MISSING_FROM_LOG) as error:
                 known_match, failure = None, error

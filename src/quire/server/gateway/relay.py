@@ -92,9 +92,6 @@ class TurnRecorder:
         If the store fails, `on_store_failure` decides whether the client gets the reply unrecorded.
         """
         reported_usage = next((reply.usage for reply in replies), None)
-        if not self.prepared.is_recorded:
-            await self.settle_spend(reported_usage)
-            return False
         try:
             self.recorded_reply = await run_shielded(
                 record_reply(
@@ -153,8 +150,6 @@ class TurnRecorder:
         }
         if not prepared.recognized.is_native:
             headers["request-id"] = f"req_{prepared.request.id}"
-        if not prepared.is_recorded:
-            headers |= UNRECORDED_HEADERS
         forwarded = prepared.request.assembly.forwarded
         dropped = len(forwarded.dropped) if forwarded is not None else 0
         return headers | {"x-quire-dropped": str(dropped)} if dropped else headers
