@@ -183,7 +183,7 @@ async def run(*, quick: bool) -> Report:
             words_by_name = {
                 **READING_COMMANDS,
                 # After `search`, which indexes all messages when it runs first.
-                "ask": ("ask", "When?", "--new", "--set", "model=tiny", "--set", f"base_url={url}"),
+                "ask": ("ask", "When?", "--set", "model=tiny", "--set", f"base_url={url}"),
             }
             timed = (
                 commands.run_python,

@@ -78,7 +78,7 @@ def test_without_a_question_the_error_says_how_to_ask(home: Path):
 
 def test_the_document_for_programs_fits_its_schema(home: Path):
     (home / "Mill.md").write_text("It grinds.\n")
-    done = ask("What of [[Mill]]?", "--json", "--vault", str(home), "--conversation", "tuesday")
+    done = ask("What of [[Mill]]?", "tuesday", "--json", "--set", f"vault={home}")
     document = json.loads(done.stdout)
     jsonschema.validate(document, AnswerSchema.model_json_schema(mode="serialization"))
     assert document["reply"].startswith("You said")
@@ -90,7 +90,7 @@ def test_the_document_for_programs_fits_its_schema(home: Path):
 
 def test_the_context_is_printed_on_standard_error(home: Path):
     (home / "Mill.md").write_text("It grinds.\n")
-    done = ask("What of [[Mill]] and [[No]]?", "--show-context", "--vault", str(home))
+    done = ask("What of [[Mill]] and [[No]]?", "--show-context", "--set", f"vault={home}")
     assert done.stdout.startswith("You said")
     lines = done.stderr.splitlines()
     assert lines[0].startswith("Context: about ")
@@ -102,14 +102,14 @@ def test_the_context_is_printed_on_standard_error(home: Path):
 
 def test_each_question_is_a_conversation_of_its_own_unless_it_continues_one(home: Path, server: ScriptedServer):
     first = json.loads(ask("One", "--json").stdout)
-    second = json.loads(ask("Two", "--json", "--new").stdout)
+    second = json.loads(ask("Two", "--json").stdout)
     third = json.loads(ask("Three", "--json", "--continue").stdout)
-    fourth = json.loads(ask("Four", "--json", "--conversation", first["conversation"]).stdout)
+    fourth = json.loads(ask("Four", first["conversation"], "--json").stdout)
     assert second["conversation"] != first["conversation"]
     assert third["conversation"] == second["conversation"]
     assert fourth["seq"] == 4
     assert [len(each["messages"]) for each in server.requests] == [1, 1, 3, 3]
-    assert "Choose one of" in ask("Five", "--new", "--continue").stderr
+    assert "Name a conversation, or" in ask("Five", "tuesday", "--continue").stderr
 
 
 def test_a_model_that_cannot_be_reached_fails_with_one_line(home: Path):
@@ -144,26 +144,26 @@ def test_an_empty_reply_has_a_code_of_its_own(home: Path, server: ScriptedServer
 
 def test_a_server_that_does_not_start_is_reported_on_standard_error(home: Path):
     (home / "helper.toml").write_text('[servers.gone]\ncommand = "no-such-program"\n')
-    done = ask("Hello", "--agent", "helper.toml")
+    done = ask("@helper.toml", "Hello")
     assert (done.exit_code, done.stdout) == (0, "You said 5 characters.\n")
     assert done.stderr.startswith("The server gone: it cannot be started")
 
 
 def test_an_agent_that_is_not_there_is_not_found(home: Path):
-    assert ask("Hello", "--agent", "nobody").exit_code == 3
+    assert ask("@nobody", "Hello").exit_code == 3
 
 
 def test_an_agent_brings_its_instructions_and_its_model(home: Path, server: ScriptedServer):
     (home / "helper.toml").write_text('instructions = "Be brief."\nmodel = "miller-2"\n')
-    ask("Hello", "--agent", "helper.toml")
-    ask("Hello", "--agent", "helper.toml", "--set", "model=miller-3")
+    ask("@helper.toml", "Hello")
+    ask("@helper.toml", "Hello", "--set", "model=miller-3")
     assert [each["model"] for each in server.requests] == ["miller-2", "miller-3"]
     assert server.requests[0]["messages"][0] == {"role": "system", "content": "Be brief."}
 
 
 def test_ctrl_c_stops_the_reply_and_keeps_what_had_come(home: Path, server: ScriptedServer):
     server.script, server.delay_seconds = (lambda newest: "word " * 500), 0.1
-    process = subprocess.Popen([QUIRE_PROGRAM, "ask", "Go", "--conversation", "c"], stdin=subprocess.DEVNULL,
+    process = subprocess.Popen([QUIRE_PROGRAM, "ask", "Go", "c"], stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.read(4) == "word"
@@ -176,7 +176,7 @@ def test_ctrl_c_stops_the_reply_and_keeps_what_had_come(home: Path, server: Scri
     assert output.endswith("\n")
     assert time.monotonic() - began < 30
     server.script, server.delay_seconds = (lambda newest: "Done."), 0.0
-    ask("And?", "--conversation", "c")
+    ask("And?", "c")
     partial_reply = server.requests[-1]["messages"][1]
     assert partial_reply["role"] == "assistant"
     assert partial_reply["content"].startswith("word")

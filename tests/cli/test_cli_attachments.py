@@ -82,7 +82,7 @@ async def test_a_picture_of_the_ask_command_is_in_its_request(tmp_path: Path, pi
             "QUIRE_DATABASE_URL": url, "OPENAI_API_KEY": "k", "ANTHROPIC_API_KEY": "k",
         }  # fmt: skip
         process = await asyncio.create_subprocess_exec(
-            QUIRE_PROGRAM, "ask", "What is this?", "--conversation", "c", "-a", picture, "--attach", picture,
+            QUIRE_PROGRAM, "ask", "What is this?", "c", "-a", picture, "--attach", picture,
             env=environment, cwd=tmp_path, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         output, _ = await process.communicate()

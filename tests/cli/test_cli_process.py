@@ -81,7 +81,7 @@ LEADING_ARGUMENTS = {
     "context restore": ["2"],
 }
 TRAILING_OPTIONS = {
-    "conversation fork": ["--at", "1"],
+    "conversation fork": ["1"],
     "conversation purge": ["--yes"],
     "conversation edit": ["--title", "x"],
     "context edit": ["--text", "x"],

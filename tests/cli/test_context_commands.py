@@ -191,12 +191,13 @@ def test_an_export_comes_back_the_same(home: CliHome):
     assert [json.loads(line) for line in again.splitlines()] == run_json("export", "again")["lines"]
 
 
-def test_an_export_overwrites_a_file_only_with_force(home: CliHome):
+def test_an_export_overwrites_no_file(home: CliHome):
     existing = home.project / "existing.jsonl"
     existing.write_text("mine")
     assert invoke_cli("export", "--output", str(existing)).exit_code == 1
     assert existing.read_text() == "mine"
-    assert run_json("export", "--output", str(existing), "--force")["lines"] == len(existing.read_text().splitlines())
+    existing.unlink()
+    assert run_json("export", "--output", str(existing))["lines"] == len(existing.read_text().splitlines())
     assert invoke_cli("export", "--output", str(home.project / "no/such/folder")).exit_code == 1
     assert not list(home.project.glob("*.part"))
 

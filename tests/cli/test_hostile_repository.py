@@ -225,12 +225,12 @@ def link_memory(clone: Clone) -> str:
 
 def link_vault_file(clone: Clone) -> str:
     (clone.repository / "note.md").symlink_to(clone.home / ".ssh/id_rsa")
-    return clone.run("ask", "What is in [[note]]?", "--vault", ".")
+    return clone.run("ask", "What is in [[note]]?", "--set", "vault=.")
 
 
 def import_private_file(clone: Clone) -> str:
     clone.write("AGENTS.md", "@~/.ssh/id_rsa @../.ssh/id_rsa @/etc/passwd\n")
-    return clone.run("ask", "What is @../.ssh/id_rsa?", "--vault", ".")
+    return clone.run("ask", "What is @../.ssh/id_rsa?", "--set", "vault=.")
 
 
 def give_to_another_user(clone: Clone) -> str:

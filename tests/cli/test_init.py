@@ -101,11 +101,11 @@ def test_a_file_that_is_there_is_not_written_over(tmp_path: Path):
     assert "mine" not in path.read_text()
 
 
-def test_a_project_can_have_a_file_of_its_own(tmp_path: Path):
+def test_the_folder_of_notes_is_kept_whole(tmp_path: Path):
     (tmp_path / "notes").mkdir()
-    assert invoke_init("--here", "--model", "gpt-4o", "--vault", "notes")[0] == 0
-    assert load_written_settings(tmp_path / "quire.toml").vault == str(tmp_path / "notes")
-    assert invoke_init("--here", "--force", "--vault", "nowhere")[0] == 1
+    assert invoke_init("--model", "gpt-4o", "--vault", "notes")[0] == 0
+    assert load_written_settings(tmp_path / ".config/quire/quire.toml").vault == str(tmp_path / "notes")
+    assert invoke_init("--force", "--vault", "nowhere")[0] == 1
 
 
 def test_the_file_explains_every_setting_and_can_be_read(tmp_path: Path):

@@ -103,7 +103,7 @@ def test_the_events_of_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("QUIRE_BASE_URL", server.url)
         monkeypatch.setenv("QUIRE_MODEL", "miller-1")
         monkeypatch.chdir(tmp_path)
-        asked = invoke_cli("ask", "How many?", "--json", "--conversation", "c")
+        asked = invoke_cli("ask", "How many?", "c", "--json")
         printed = json.loads(asked.stdout)
         entries = run_json("context", "show", "--messages", "c", "--first", "1")["entries"]
         # The question was answered before, so the API replays its turn from the log.

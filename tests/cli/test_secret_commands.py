@@ -88,7 +88,7 @@ def test_a_shared_transcript_has_no_secret(planted: list[SecretSample], tmp_path
         assert "Secrets of known formats are masked" in text
     again = invoke_cli("export", "first", "-o", str(path))
     assert again.exit_code == 1
-    assert "--force" in again.output
+    assert "already exists" in again.output
     assert invoke_cli("import", str(path), "--as", "copy").exit_code == 1
 
 

@@ -43,7 +43,7 @@ def run(*words: str) -> str:
 
 def fill_conversation(*options: str) -> None:
     for number in range(7):
-        run("ask", f"Field {number}: {'there are many sheep ' * 20}", "--conversation", "sheep", *options)
+        run("ask", f"Field {number}: {'there are many sheep ' * 20}", "sheep", *options)
 
 
 def read_summary() -> dict[str, Any]:

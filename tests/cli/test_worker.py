@@ -79,7 +79,7 @@ def test_on_postgresql_the_queue_is_needed_and_made_by_an_upgrade(admin_url: str
 def test_a_signal_ends_it_in_order(admin_url: str, database_url: str, tmp_path: Path):
     invoke_cli("db", "upgrade", admin_url, "--role", "quire_app")
     environment = os.environ | {"HOME": str(tmp_path), "QUIRE_DATABASE_URL": database_url}
-    command = [sys.executable, "-c", "from quire.cli import main; main()", "worker", "--poll", "0.2"]
+    command = [sys.executable, "-c", "from quire.cli import main; main()", "worker"]
     with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as worker:
         assert worker.stderr is not None
         first = json.loads(worker.stderr.readline())

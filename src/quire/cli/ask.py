@@ -8,6 +8,7 @@ Exit codes:
 130  stopped by Ctrl-C; the partial reply is recorded
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +16,7 @@ from typing import Annotated
 
 import typer
 
-from quire.cli.chat import AgentOption, ReplyTokensOption, VaultOption
-from quire.cli.common import AsJson, SetOptions, complete_conversation_ids
+from quire.cli.common import AsJson, SetOptions
 from quire.cli.output import print_document, print_note, sanitize
 from quire.errors import InvalidRequest
 
@@ -35,8 +35,9 @@ async def command(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[@AGENT] [QUESTION]",
-            help="The question, after @ and the agent's name if it is for an agent. Default: standard input.",
+            metavar="[@AGENT] [QUESTION] [CONVERSATION]",
+            help="The question, after @ and the agent's name if it is for an agent, and before an ID or a title if it "
+            "is for a conversation, which need not exist. Default: standard input, in a new conversation.",
             show_default=False,
         ),
     ] = None,
@@ -46,20 +47,9 @@ async def command(
         typer.Option("--attach", "-a", metavar="FILE", help="Send this image or PDF with the question. Repeatable."),
     ] = None,
     show_context: Annotated[bool, typer.Option("--show-context", help="Print what the model saw.")] = False,
-    conversation: Annotated[
-        str | None,
-        typer.Option(
-            help="Ask in this conversation, by ID or title. It is created if it does not exist.",
-            autocompletion=complete_conversation_ids,
-        ),
-    ] = None,
-    new: Annotated[bool, typer.Option("--new", help="Ask in a new conversation (the default).")] = False,
     resume: Annotated[
         bool, typer.Option("--continue", "-c", help="Ask in the most recently used conversation.")
     ] = False,
-    agent: AgentOption = None,
-    vault: VaultOption = None,
-    reply_tokens: ReplyTokensOption = None,
     as_json: AsJson = False,
     overrides: SetOptions = None,
 ) -> None:
@@ -70,17 +60,12 @@ async def command(
     from quire.cli.ask_result import ask_question, format_context_lines
     from quire.cli.chat.runtime import ChatOptions, attach_to, build_overrides, load_attachment, open_chat
 
-    if sum((conversation is not None, new, resume)) > 1:
-        raise InvalidRequest("Choose one of --conversation, --new and --continue.")
-    mentioned_agent, question = split_agent(words or ())
-    if mentioned_agent is not None and agent is not None:
-        raise InvalidRequest("Name the agent once: as @AGENT or with --agent.")
+    agent, question, conversation = split_words(words or ())
+    if conversation is not None and resume:
+        raise InvalidRequest("Name a conversation, or pass --continue for the one used last.")
     text = build_question(question, "" if sys.stdin.isatty() else sys.stdin.read())
-    chat_options = ChatOptions(
-        conversation=conversation, new=new, resume=resume, reply_tokens=reply_tokens, requires_model=True
-    )
-    setting_overrides = build_overrides(overrides, agent=mentioned_agent or agent, vault=vault)
-    async with open_chat(setting_overrides, chat_options) as runtime:
+    chat_options = ChatOptions(conversation=conversation, resume=resume, requires_model=True)
+    async with open_chat(build_overrides(overrides, agent=agent), chat_options) as runtime:
         attachments = [await load_attachment(path, runtime.engine.store) for path in attach or ()]
         result = await ask_question(
             runtime,
@@ -99,24 +84,21 @@ async def command(
         raise typer.Exit(EXIT_INTERRUPTED if result.reason == "stopped" else EXIT_INCOMPLETE)
 
 
-def split_agent(words: Sequence[str]) -> tuple[str | None, str | None]:
-    """Splits `@AGENT QUESTION` into the agent's name and the question.
+def split_words(words: Sequence[str]) -> tuple[str | None, str | None, str | None]:
+    """The agent's name, the question and the conversation.
 
     A question may begin with @ as well, to import a file; so a single word names an agent only if there is one.
     """
     from quire.cli.paths import find_agent_files
 
-    match list(words):
-        case []:
-            return None, None
-        case [word] if word.startswith("@") and word[1:] in find_agent_files():
-            return word[1:], None
-        case [question]:
-            return None, question
-        case [name, question] if name.startswith("@"):
-            return name[1:], question
-        case _:
-            raise InvalidRequest("Write the question as one argument, in quotes.")
+    agent, rest = None, list(words)
+    is_name = bool(rest) and rest[0].startswith("@") and not re.search(r"\s", rest[0])
+    if is_name and (len(rest) > 1 or rest[0][1:] in find_agent_files()):
+        agent = rest.pop(0)[1:]
+    if len(rest) > 2:
+        raise InvalidRequest("Write the question as one argument, in quotes.")
+    question, conversation = (*rest, None, None)[:2]
+    return agent, question, conversation
 
 
 def build_question(question: str | None, piped_text: str) -> str:

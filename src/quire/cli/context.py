@@ -22,7 +22,6 @@ from quire.cli.common import (
 from quire.cli.context_changes import format_waiting_edits, load_active_compaction, load_waiting_edits
 from quire.cli.context_messages import DEFAULT_ENTRY_LIMIT, show_messages
 from quire.cli.context_window import (
-    ContextSection,
     count_items,
     draw_request,
     explain_decision,
@@ -73,9 +72,6 @@ async def show(
     target: CommandTarget,
     *,
     reply: ReplyNumber = None,
-    unfold: Annotated[
-        list[ContextSection] | None, typer.Option(help="List what this section includes. Repeatable.")
-    ] = None,
     unfold_all: Annotated[bool, typer.Option("--all", help="List what every section includes.")] = False,
     servers: WithServers = False,
     messages: Annotated[
@@ -143,8 +139,7 @@ async def show(
     }
 
     def draw(console: "Console") -> "Iterable[RenderableType]":
-        unfolded = list(ContextSection) if unfold_all else unfold or ()
-        yield from draw_request(manifest, console, reply=reply, unfolded=unfolded, answer=answer)
+        yield from draw_request(manifest, console, reply=reply, unfolded=unfold_all, answer=answer)
         if restored is not None:
             yield make_text(
                 f"\nOf what the agent's compaction replaced, it had {restored.messages:,} of "
@@ -486,12 +481,11 @@ async def why(
     item: Annotated[str, typer.Argument(help="The sequence number of a message, or the name of an item.")],
     *,
     reply: ReplyNumber = None,
-    servers: WithServers = False,
 ) -> Result:
     """Explain why a message or item is in the next request, or with `--reply` in an earlier one, or why it is not."""
     from quire.ledger import find_decision
 
-    async with open_conversation(target, servers=servers and reply is None) as conversation:
+    async with open_conversation(target) as conversation:
         bare = item.removeprefix("#")
         manifest = await _load_manifest(conversation, reply)
         decision = find_decision(manifest, int(bare) if bare.isdecimal() else item)

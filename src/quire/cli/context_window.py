@@ -4,7 +4,7 @@ Everything is drawn from a manifest, so past requests look like the next one.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -101,8 +101,8 @@ def format_item_counts(manifest: "Manifest") -> str | None:
     return ", ".join(phrases) or None
 
 
-def render_section_title(group: SectionDecisions, *, unfolded: Collection[ContextSection]) -> "Text":
-    sign = "▾" if group.section in unfolded else "▸"
+def render_section_title(group: SectionDecisions, *, unfolded: bool) -> "Text":
+    sign = "▾" if unfolded else "▸"
     title = "Instructions and rules" if group.section == ContextSection.RULES else group.section.capitalize()
     # Rows of messages and summaries are ranges of entries, so their number says nothing.
     counted = group.section not in (ContextSection.MESSAGES, ContextSection.SUMMARY)
@@ -152,7 +152,7 @@ def draw_request(
     console: "Console",
     *,
     reply: int | None,
-    unfolded: Collection[ContextSection] = (),
+    unfolded: bool = False,
     answer: "EntrySchema | None" = None,
 ) -> "Iterable[RenderableType]":
     """Draws the request that the reply answered, with the totals of the turn that `answer` ends; else the next one."""
@@ -169,7 +169,7 @@ def render_window(
     manifest: "Manifest",
     console: "Console",
     *,
-    unfolded: Collection[ContextSection] = (),
+    unfolded: bool = False,
     is_past: bool = False,
 ) -> "Iterable[RenderableType]":
     """Renders the bar, the slots, the sections of what is included, and the excluded items.
@@ -199,7 +199,7 @@ def render_window(
     yield make_text("\nIncluded")
     for group in group_sections(manifest.included):
         yield render_section_title(group, unfolded=unfolded)
-        if group.section in unfolded:
+        if unfolded:
             yield render_decisions(group.decisions, narrow=narrow)
     if manifest.excluded:
         yield make_text("\nNot included")

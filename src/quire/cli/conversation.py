@@ -98,11 +98,11 @@ async def list_(
     return Result({"conversations": documents}, draw)
 
 
-@command(app, "quire conversation fork --at 4 --name 'without the storm'")
+@command(app, "quire conversation fork 4 --name 'without the storm'")
 async def fork(
     target: CommandTarget,
+    at: Annotated[int, typer.Argument(metavar="SEQ", min=0, help="The last entry that both branches share.")],
     *,
-    at: Annotated[int, typer.Option(metavar="SEQ", min=0, help="The last entry that both branches share.")],
     name: Annotated[str | None, typer.Option(help="The name of the new branch.")] = None,
 ) -> Result:
     """Fork a branch that shares everything up to an entry. The old branch is unchanged."""

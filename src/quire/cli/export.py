@@ -41,7 +41,6 @@ async def command(
         typer.Option(help="Default: from the file name (.md, .json), otherwise jsonl.", show_default=False),
     ] = None,
     branch: BranchNumber = None,
-    force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
     as_json: AsJson = False,
     overrides: SetOptions = None,
 ) -> None:
@@ -50,8 +49,8 @@ async def command(
     JSON Lines (`jsonl`) contain all branches and entries, the manifests and the blobs, with every byte. Transcripts
     (`markdown`, `json`) contain the messages of one branch with secrets masked. They cannot be imported.
     """
-    if output is not None and output.exists() and not force:
-        raise InvalidRequest(f"{output} already exists; choose another name, or overwrite it with --force.")
+    if output is not None and output.exists():
+        raise InvalidRequest(f"{output} already exists; choose another name, or delete it.")
     async with open_store(overrides) as store:
         conversation_id = await resolve_conversation_id(store, conversation)
         if output is not None:

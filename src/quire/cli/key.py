@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.cli.common import Limit, SetOptions, TenantOption, command, create_group, open_store
+from quire.cli.common import SetOptions, TenantOption, command, create_group, open_store
 from quire.cli.output import Result, Verbatim, format_local_time, make_table, make_text, print_note
 from quire.errors import format_usd
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 app = create_group("Manage API keys of the server.")
 
+KEY_PAGE_SIZE = 200
 _UNIT_SECONDS = {"h": 3_600, "d": 86_400, "w": 604_800}
 _MAX_PERIOD_SECONDS = 100 * 366 * _UNIT_SECONDS["d"]
 """Longest validity of a key: a hundred years."""
@@ -85,7 +86,7 @@ async def create(
 
 
 @command(app, "quire key list", name="list")
-async def list_(*, tenant: TenantOption = None, limit: Limit = 50, overrides: SetOptions = None) -> Result:
+async def list_(*, tenant: TenantOption = None, overrides: SetOptions = None) -> Result:
     """List a tenant's API keys without their secrets, the newest first, and what was spent with them.
 
     The keys of ended runs (`quire run`) are not listed.
@@ -98,14 +99,14 @@ async def list_(*, tenant: TenantOption = None, limit: Limit = 50, overrides: Se
 
     async with open_store(overrides, tenant=tenant) as store:
         spending, keys, last = await store.spending.sum_by_key(), list[ApiKey](), None
-        while len(keys) < limit and (page := await store.keys.list(limit=limit, before=last)):
+        while page := await store.keys.list(limit=KEY_PAGE_SIZE, before=last):
             keys += [each for each in page if each.revoked_at is None or not each.name.startswith(RUN_KEY_PREFIX)]
             last = page[-1]
     document = KeyListSchema(
         tenant=store.tenant,
         spent_usd=sum(spending.values()),
         max_spend=tenant_quota_for(load_cli_settings(overrides).settings, store.tenant).max_spend,
-        keys=[KeySchema.from_record(each, spent_usd=spending.get(each.id, 0.0)) for each in keys[:limit]],
+        keys=[KeySchema.from_record(each, spent_usd=spending.get(each.id, 0.0)) for each in keys],
     )
     return Result(document, lambda _: _draw_keys(document))
 

@@ -12,7 +12,6 @@ import typer
 
 from quire.cli.common import (
     CommandTarget,
-    Limit,
     SetOptions,
     command,
     complete_agent_names,
@@ -47,8 +46,8 @@ MAX_IMPORT_BYTES = 200_000
 MAX_COMPARED_MEMORIES = 5_000
 """Existing memories that an import is deduplicated against."""
 
+MAX_FOUND_MEMORIES = 50
 MAX_LISTED_MEMORIES = 200
-"""Memories that the table of relevance lists."""
 
 _HEADING = re.compile(r"(#{1,6})\s+(.+)$")
 _ITEM = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])\s+(?:\[[ xX]\]\s+)?(.*)$")
@@ -79,7 +78,6 @@ async def import_(
     *,
     agent: MemoryAgentOption = None,
     replace: Annotated[bool, typer.Option("--replace", help="Retire memories that are no longer in the file.")] = False,
-    preview: Annotated[bool, typer.Option("--preview", help="Print what would be imported.")] = False,
     overrides: SetOptions = None,
 ) -> Result:
     """Import a file's statements as memories: one for each list item and paragraph, prefixed by its heading."""
@@ -100,13 +98,12 @@ async def import_(
                     text = validate_new_memory(statement, existing=[*texts, *added])
                 except InvalidRequest:
                     continue
-                if not preview:
-                    await store.memories.add(namespace, text, source=source)
+                await store.memories.add(namespace, text, source=source)
                 added.append(text)
                 progress.update(done, len(statements))
         stale = [memory for memory in existing if memory.source == source and memory.text not in statements]
         retired = [memory.id for memory in stale] if replace else []
-        for memory_id in retired if not preview else ():
+        for memory_id in retired:
             await store.memories.retire(memory_id)
     known = len(statements) - len(added)
     document = {
@@ -115,16 +112,14 @@ async def import_(
         "added": added,
         "known": known,
         "retired": retired,
-        "preview": preview,
     }
 
     def draw(_: "Console") -> "Iterable[RenderableType]":
-        verb = "Would import" if preview else "Imported"
         yield make_text(
-            f"{verb} {pluralize(len(added), 'statement')} of {source} for {namespace}; {known:,} known already."
+            f"Imported {pluralize(len(added), 'statement')} of {source} for {namespace}; {known:,} known already."
         )
         if retired:
-            yield make_text(f"{'Would retire' if preview else 'Retired'} {pluralize(len(retired), 'memory')}.")
+            yield make_text(f"Retired {pluralize(len(retired), 'memory')}.")
         if added:
             yield make_table("statement", rows=[(to_one_line(each),) for each in added], wrapped=("statement",))
 
@@ -157,8 +152,6 @@ async def search(
     ] = None,
     *,
     agent: MemoryAgentOption = None,
-    retired: Annotated[bool, typer.Option("--retired", help="Include retired memories in the list of all.")] = False,
-    limit: Limit = 50,
     overrides: SetOptions = None,
 ) -> Result:
     """Search an agent's memories by words, and by vectors where embeddings are configured; or list them."""
@@ -169,10 +162,10 @@ async def search(
 
     namespace = resolve_namespace(agent, overrides)
     if query is None:
-        return await _list_memories(namespace, limit=limit, retired=retired, overrides=overrides)
+        return await _list_memories(namespace, overrides)
     embedder = await build_embedder(load_cli_settings(overrides).settings)
     async with open_store(overrides) as store:
-        hits = await search_passages(store, embedder, query, scope=memory_scope(namespace), limit=limit)
+        hits = await search_passages(store, embedder, query, scope=memory_scope(namespace), limit=MAX_FOUND_MEMORIES)
         found = [
             FoundMemorySchema(**dict(MemorySchema.model_validate(await store.memories.get(hit.key))), score=hit.score)
             for hit in hits
@@ -188,23 +181,17 @@ async def search(
     return Result({"namespace": namespace, "query": query, "memories": found}, draw)
 
 
-async def _list_memories(namespace: str, *, limit: int, retired: bool, overrides: Sequence[str] | None) -> Result:
+async def _list_memories(namespace: str, overrides: Sequence[str] | None) -> Result:
     from quire.schemas.records import MemorySchema
 
     async with open_store(overrides) as store:
-        records = await store.memories.list(namespace, limit=limit, include_retired=retired)
+        records = await store.memories.list(namespace, limit=MAX_LISTED_MEMORIES)
     memories = [MemorySchema.model_validate(each) for each in records]
 
     def draw(_: "Console") -> "Iterable[RenderableType]":
-        columns = ("id", "memory", "from", "created", "retired")[: 5 if retired else 4]
+        columns = ("id", "memory", "from", "created")
         rows = [
-            (
-                each.id,
-                to_one_line(each.text),
-                _format_source(each),
-                format_local_time(each.created_at),
-                format_local_time(each.retired_at),
-            )[: len(columns)]
+            (each.id, to_one_line(each.text), _format_source(each), format_local_time(each.created_at))
             for each in memories
         ]
         yield (

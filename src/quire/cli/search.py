@@ -75,9 +75,7 @@ async def command(
             metavar="TIME", parser=parse_until, help="Only messages before this time or age, or up to this date."
         ),
     ] = None,
-    newest: Annotated[bool, typer.Option("--newest", help="The newest first, not the most relevant.")] = False,
-    oldest: Annotated[bool, typer.Option("--oldest", help="The oldest first, not the most relevant.")] = False,
-    min_score: Annotated[float, typer.Option(min=0, max=1, help="Omit messages with a lower score, from 0 to 1.")] = 0,
+    order: Annotated[Literal["relevance", "newest", "oldest"], typer.Option(help="What is first.")] = "relevance",
     limit: Limit = 10,
     overrides: SetOptions = None,
 ) -> Result:
@@ -90,9 +88,6 @@ async def command(
     from quire.engine.search import MessageFilter, search_messages
     from quire.schemas.search import MessageHitSchema
 
-    if newest and oldest:
-        raise typer.BadParameter("--newest and --oldest exclude each other.")
-    order = "newest" if newest else "oldest" if oldest else "relevance"
     async with open_engine_from_settings(overrides) as engine:
         ids = [await resolve_conversation_id(engine.store, each) for each in conversations or ()]
         where = MessageFilter(
@@ -111,7 +106,7 @@ async def command(
             ):
                 done += count
                 progress.update(done)
-        result = await search_messages(engine, query, where=where, order=order, min_score=min_score, limit=limit)
+        result = await search_messages(engine, query, where=where, order=order, limit=limit)
     if not result.complete:
         print_note("Some messages are still being indexed; search again for all results.")
 

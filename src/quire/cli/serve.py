@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.chat import AgentOption, VaultOption
 from quire.cli.common import EXIT_FAILED, SetOptions, run_async
 from quire.cli.engine_setup import wait_for_database
 from quire.cli.output import print_note
@@ -52,8 +51,6 @@ def command(
         LogFormat | None,
         typer.Option(help="Log format. Default: text on a terminal, otherwise json.", show_default=False),
     ] = None,
-    agent: AgentOption = None,
-    vault: VaultOption = None,
     overrides: SetOptions = None,
 ) -> None:
     """Serve the web interface, the API under /api, and the gateway for OpenAI clients under /v1.
@@ -63,7 +60,6 @@ def command(
     gracefully. A second one stops at once.
     """
     check_server_extra("Serving")
-    from quire.cli.chat.runtime import build_overrides
     from quire.db.database_url import is_postgres
     from quire.server.addresses import bind_socket, check_loopback
     from quire.server.telemetry.logs import configure_logging, log_server_event
@@ -79,7 +75,7 @@ def command(
             is_local = False
     as_text = log_format is LogFormat.text or (log_format is None and sys.stderr.isatty())
     options = build_options(
-        build_overrides(overrides, agent=agent, vault=vault),
+        overrides,
         local=is_local,
         grace_seconds=grace,
         log_format="text" if as_text else "json",

@@ -98,7 +98,7 @@ async def report_usage(
 def _describe_period(stats: "StatsSchema") -> str:
     """The days that all figures cover, and how to see those before them."""
     if stats.first_day is None or stats.first_day >= stats.since:
-        return f"Usage since {stats.since}"
+        return f"Usage since {stats.since}, in whole UTC days"
     return f"Usage since {stats.since}; for all, since {stats.first_day}: quire scan --usage --since {stats.first_day}"
 
 

@@ -27,13 +27,6 @@ async def command(
         bool, typer.Option("--all", help="Sweep every conversation first, not only those used since the last sweep.")
     ] = False,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Maximum concurrent jobs.")] = 4,
-    poll: Annotated[
-        float,
-        typer.Option("--poll", min=0.1, metavar="SECONDS", help="Polling interval, in addition to notifications."),
-    ] = 5.0,
-    grace: Annotated[
-        float, typer.Option("--grace", min=0, metavar="SECONDS", help="Graceful shutdown: time for running jobs.")
-    ] = 30.0,
     overrides: SetOptions = None,
 ) -> Result | None:
     """Run background jobs: compaction, the recall index, embeddings, the vault's index and summaries, retention.
@@ -42,9 +35,8 @@ async def command(
     error, without content. SIGTERM shuts down gracefully. The exit code is 1 if a job failed with `--once`, or if the
     worker could not start.
     """
-    options = {"concurrency": concurrency, "poll_seconds": poll, "shutdown_seconds": grace}
     with _log_jobs_to(sys.stderr):
-        counts = await _run_worker(overrides, once=once, sweep_all=sweep_all, options=options)
+        counts = await _run_worker(overrides, once=once, sweep_all=sweep_all, concurrency=concurrency)
     if not once:
         return None
     from quire.jobs import JOB_KINDS
@@ -57,9 +49,7 @@ async def command(
     )
 
 
-async def _run_worker(
-    overrides: Sequence[str] | None, *, once: bool, sweep_all: bool, options: dict[str, Any]
-) -> "JobCounts":
+async def _run_worker(overrides: Sequence[str] | None, *, once: bool, sweep_all: bool, concurrency: int) -> "JobCounts":
     from quire.cli.engine_setup import (
         build_embedder,
         build_summarizer,
@@ -102,16 +92,16 @@ async def _run_worker(
         if sweep_all:
             await sweeper.reset()
         if is_postgres(url):
-            return await _run_with_queue(url, runner, sweeper, once=once, options=options)
-        return await _run_locally(runner, sweeper, once=once, concurrency=options["concurrency"])
+            return await _run_with_queue(url, runner, sweeper, once=once, concurrency=concurrency)
+        return await _run_locally(runner, sweeper, once=once, concurrency=concurrency)
 
 
-async def _run_with_queue(url: str, runner: Any, sweeper: Any, *, once: bool, options: dict[str, Any]) -> "JobCounts":
+async def _run_with_queue(url: str, runner: Any, sweeper: Any, *, once: bool, concurrency: int) -> "JobCounts":
     from quire.jobs import JobQueue, Worker, WorkerOptions, queue_schema
 
     await asyncio.to_thread(queue_schema.check_queue, url)
     async with JobQueue.open(url) as queue:
-        worker = Worker(queue, runner, sweeper, WorkerOptions(**options))
+        worker = Worker(queue, runner, sweeper, WorkerOptions(concurrency=concurrency))
         with call_on_signals(worker.stop):
             if once:
                 return await worker.run_once()

@@ -1,7 +1,7 @@
 """`quire backtest`: replays stored conversations under other strategies, context windows and models."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -64,14 +64,6 @@ async def command(
         list[str] | None,
         typer.Option(help="A model. Repeatable. Default: the one in the settings.", show_default=False),
     ] = None,
-    branch: Annotated[int, typer.Option(min=0, help="The branch number. 0 is the main branch.")] = 0,
-    by: Annotated[
-        Literal["turn", "request"] | None,
-        typer.Option(help="What the plot counts. Default: turns, if there are enough.", show_default=False),
-    ] = None,
-    steps: Annotated[
-        bool, typer.Option("--steps", help="Add every step of every turn to the document of --json.")
-    ] = False,
     overrides: SetOptions = None,
 ) -> Result:
     """Replay stored conversations under other strategies, context windows and models, without calling a model.
@@ -81,37 +73,21 @@ async def command(
     """
     from quire.backtest import combine_variants, run_backtest, select_conversations
     from quire.cli.engine_setup import open_engine_from_settings
-    from quire.lab.schemas import BacktestSchema, BacktestStepsSchema, SimulatedStepSchema
+    from quire.lab.schemas import BacktestSchema
 
     variants = combine_variants(strategy or DEFAULT_STRATEGIES, windows=window or (), models=model or ())
     if not conversations and project is None and sample is None:
         sample = DEFAULT_SAMPLE
-    listed: list[SimulatedStepSchema] = []
-
-    def add_step(conversation: str, variant: Any, step: Any) -> None:
-        listed.append(SimulatedStepSchema.from_step(step, conversation=conversation, variant=variant.name))
-
     async with open_engine_from_settings(overrides) as engine:
         ids = [await resolve_conversation_id(engine.store, each) for each in conversations or ()]
         selection = await select_conversations(engine.store, ids=ids, project=project, sample=sample, seed=seed)
         with show_progress("Replaying conversations") as bar:
-            report = await run_backtest(
-                engine,
-                variants,
-                selection,
-                branch=branch,
-                on_progress=bar.update,
-                on_step=add_step if steps else None,
-            )
+            report = await run_backtest(engine, variants, selection, on_progress=bar.update)
     document = BacktestSchema.from_report(report)
-    if steps:
-        document = BacktestStepsSchema(**dict(document), steps=listed)
-    return Result(document, lambda console: _draw(document, console, by=by))
+    return Result(document, lambda console: _draw(document, console))
 
 
-def _draw(
-    document: "BacktestSchema", console: "Console", *, by: Literal["turn", "request"] | None
-) -> "Iterable[RenderableType]":
+def _draw(document: "BacktestSchema", console: "Console") -> "Iterable[RenderableType]":
     if not document.conversations:
         yield make_text("No conversation has a reply, so there is nothing to replay.")
         return
@@ -140,7 +116,7 @@ def _draw(
         yield make_text(f"Skipped {pluralize(document.skipped, 'conversation')} without a reply.")
     turns, requests = first.turns, first.requests
     is_chat = turns is not None and requests is not None and requests.value <= MAX_REQUESTS_PER_TURN * turns.value
-    unit = by or ("turn" if is_chat and len(first.by_turn) >= MIN_PLOTTED_TURNS else "request")
+    unit = "turn" if is_chat and len(first.by_turn) >= MIN_PLOTTED_TURNS else "request"
     charts = [(each.name, each.by_turn if unit == "turn" else each.by_request) for each in document.variants]
     yield make_text("")
     yield from draw_plot(charts, unit=unit, width=console.width)

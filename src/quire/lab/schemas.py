@@ -1,11 +1,10 @@
 """Schemas of a backtest: its variants with their estimates and series, and its progress as a job."""
 
-from dataclasses import asdict
 from typing import Any, Literal
 
 from pydantic import Field
 
-from quire.backtest import BacktestReport, SimulatedStep, VariantReport
+from quire.backtest import BacktestReport, VariantReport
 from quire.backtest.report import Estimate, RatioEstimator, TokenSeries
 from quire.backtest.runner import parse_report, parse_spec
 from quire.schemas import JsonModel
@@ -28,27 +27,6 @@ class SeriesPointSchema(JsonModel):
     tokens: float = Field(description="Mean tokens sent.")
     cached_tokens: float = Field(description="Mean tokens that the request before had at its beginning too.")
     conversations: int = Field(description="Conversations that reach this position.")
-
-
-class SimulatedStepSchema(JsonModel):
-    conversation: str
-    variant: str
-    turn: int
-    step: int
-    reply: int = Field(description="Number of the reply in the stored conversation.")
-    tokens: int
-    cached_tokens: int
-    output_tokens: int
-    compactions: int
-    cost_usd: float
-    needed: int
-    in_view: int
-    matches_recorded: bool | None = Field(description="Whether it is the recorded request, byte for byte.")
-    error: str | None
-
-    @classmethod
-    def from_step(cls, step: SimulatedStep, *, conversation: str, variant: str) -> "SimulatedStepSchema":
-        return cls.model_validate({**asdict(step), "conversation": conversation, "variant": variant})
 
 
 class VariantSchema(JsonModel):
@@ -122,10 +100,6 @@ class BacktestSchema(JsonModel):
             is_sample=report.is_sample,
             variants=[VariantSchema.from_report(each, is_sample=report.is_sample) for each in report.variants],
         )
-
-
-class BacktestStepsSchema(BacktestSchema):
-    steps: list[SimulatedStepSchema]
 
 
 BacktestStatus = Literal["running", "done", "failed"]

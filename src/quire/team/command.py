@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quire.cli.common import (
-    Limit,
     SetOptions,
     TenantOption,
     Yes,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
 app = create_group("List and purge whole tenants, rewrap their keys, and export their audit trail.")
 
+AUDIT_PAGE_SIZE = 10_000
 MAX_TIME = 2**63 - 1
 
 
@@ -115,7 +115,6 @@ async def audit(
     *,
     tenant: TenantOption = None,
     after: Annotated[int, typer.Option(min=0, metavar="SEQ", help="Only entries after this number.")] = 0,
-    limit: Limit = 10_000,
     overrides: SetOptions = None,
 ) -> Result:
     """Print the audit trail as JSON Lines, oldest first: one entry a line. `--after` continues where it ended."""
@@ -123,6 +122,9 @@ async def audit(
     from quire.team.store import TeamStore
 
     async with open_store(overrides, tenant=tenant) as store:
-        entries = await TeamStore(store).audit.list(after=after, limit=limit)
-    document = AuditExportSchema(tenant=store.tenant, entries=[AuditEntrySchema.from_record(each) for each in entries])
+        entries, last = list[AuditEntrySchema](), after
+        while page := await TeamStore(store).audit.list(after=last, limit=AUDIT_PAGE_SIZE):
+            entries += map(AuditEntrySchema.from_record, page)
+            last = page[-1].seq
+    document = AuditExportSchema(tenant=store.tenant, entries=entries)
     return Result(document, lambda _: [Verbatim(each.model_dump_json()) for each in document.entries])

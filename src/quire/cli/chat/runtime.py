@@ -69,13 +69,9 @@ class ChatOptions:
     """A question follows at once: without a usable model, no conversation is created."""
 
 
-def build_overrides(
-    pairs: Sequence[str] | None = None, *, agent: str | None = None, vault: Path | None = None
-) -> list[str]:
-    """Combines `--set` with `--agent` and `--vault`, which are settings with their own options."""
-    extra = [f"agent={find_agent_file(agent)}"] if agent is not None else []
-    extra += [f"vault={vault}"] if vault is not None else []
-    return [*(pairs or ()), *extra]
+def build_overrides(pairs: Sequence[str] | None = None, *, agent: str | None = None) -> list[str]:
+    """Combines `--set` with the agent of this name, whose file is a setting."""
+    return [*(pairs or ()), *([f"agent={find_agent_file(agent)}"] if agent is not None else [])]
 
 
 class ChatRuntime:
