@@ -66,5 +66,5 @@ def test_a_package_that_cannot_be_imported_is_left_out(tmp_path: Path):
 def test_ours_are_entry_points_too():
     named = " ".join([*HELP_PANELS.values(), MORE_COMMANDS])
     assert set(named.split()) == set(find_plugins("quire.commands"))
-    for group in ("quire.sources", "quire.resume", "quire.commands", "quire.routes", "quire.jobs"):
+    for group in ("quire.sources", "quire.resume", "quire.commands", "quire.routes"):
         assert all(point.load() is not None for point in find_plugins(group).values())

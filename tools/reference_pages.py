@@ -59,7 +59,6 @@ SECTIONS = {
     "transfer": "Export",
     "imports": "Import",
     "stats": "Statistics",
-    "backtests": "Backtests",
     "settings": "Settings",
     "keys": "API keys",
     "team": "People and audit",

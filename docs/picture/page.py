@@ -1,4 +1,4 @@
-"""Takes the screenshots of the web interface, of backtests and of insights: python docs/picture/page.py [--only NAME].
+"""Takes the screenshots of the web interface and of insights: python docs/picture/page.py [--only NAME].
 
 Needs the built page and Chromium. The labels in each picture are stored beside it, in labels.json, so that a test finds
 pictures whose words are no longer in the source.
@@ -22,7 +22,6 @@ from test_insights_page import create_turns  # noqa: E402
 
 import demo  # noqa: E402
 from infra.agent_sessions import AgentSessions, create_agent_sessions, create_summarized_session  # noqa: E402
-from infra.journeys import WINDOW_TOKENS, create_journeys  # noqa: E402
 from infra.long_turn import QUESTION, make_steps  # noqa: E402
 from infra.picture_sessions import create_agent_turn, create_long_chat, import_claude_code_session  # noqa: E402
 from quire.engine import Engine  # noqa: E402
@@ -45,7 +44,7 @@ WIDE = {"width": 1360, "height": 860}
 PHONE = {"width": 390, "height": 800}
 
 
-GROUPS = ("page", "timeline", "agents", "insights", "backtest")
+GROUPS = ("page", "timeline", "agents", "insights")
 
 
 async def take_group(group: str) -> None:
@@ -67,12 +66,9 @@ async def take_group(group: str) -> None:
                     case "agents":
                         sessions = await create_agent_sessions(state.store)
                         await take_agent_pictures(address, sessions, await create_summarized_session(state.store))
-                    case "insights":
+                    case _:
                         await create_turns(state.store)
                         await take_insights_pictures(f"{address}/{conversation_id}")
-                    case _:
-                        await create_journeys(engine, 12)
-                        await take_backtest_pictures(f"{address}/{conversation_id}")
                 serving.cancel()
 
 
@@ -139,24 +135,6 @@ async def take_agent_pictures(address: str, sessions: AgentSessions, summarized:
             await marker.hover()
             await compacted.mouse.wheel(0, 110)
             await take_screenshot(compacted, f"page-agent-compaction{suffix}")
-
-
-async def take_backtest_pictures(address: str) -> None:
-    """A backtest in Insights: started in the first window, found again in the others."""
-    async with launch_browser() as browser:
-        for suffix in ("", "-dark", "-phone"):
-            page = await open_page(browser, address, dark=suffix == "-dark", phone=suffix == "-phone")
-            if suffix == "-phone":
-                await page.get_by_role("button", name="Conversations").click()
-            await page.get_by_role("button", name="Insights").click()
-            dialog = page.get_by_role("dialog", name="Insights")
-            await dialog.get_by_role("button", name="Backtest", exact=True).click()
-            if not suffix:
-                await dialog.get_by_label("Context window in tokens").fill(str(WINDOW_TOKENS))
-                await dialog.get_by_label("Conversations drawn at random").fill("10")
-                await dialog.get_by_role("button", name="Start backtest").click()
-            await dialog.get_by_text("drawn at random; ±").wait_for(timeout=120_000)
-            await take_screenshot(page, f"page-backtest{suffix}")
 
 
 async def take_insights_pictures(address: str) -> None:

@@ -55,7 +55,7 @@ async def test_of_many_conversations_messages_are_drawn(store: SqlStore, monkeyp
 
 
 async def test_a_random_path_after_the_last_one_wraps_around(store: SqlStore):
-    assert await store.backtests.draw_messages([b"\xff" * 32]) == []
+    assert await store.samples.draw_messages([b"\xff" * 32]) == []
     await fill(store, {"only": 1})
-    drawn = await store.backtests.draw_messages([bytes(32), b"\xff" * 32])
+    drawn = await store.samples.draw_messages([bytes(32), b"\xff" * 32])
     assert Counter(drawn) == {"only": 2}

@@ -122,9 +122,6 @@ NOT_RUN: dict[str, str] = {
     "curl -H \"Authorization: Bearer $QUIRE_KEY\" 'http://127.0.0.1:8300/api/stats/references?limit=50'": (
         "needs a server with a key; tests/server/test_stats_routes.py"
     ),
-    "curl -H \"Authorization: Bearer $QUIRE_KEY\" -H 'Content-Type: application/json' "
-    '-d \'{"strategies": ["discard", "hybrid"], "windows": [8000], "sample": 50}\' '
-    "http://127.0.0.1:8300/api/backtests": ("needs a server with a key; tests/server/test_backtest_routes.py"),
     **dict.fromkeys(
         (
             "quire context drop 12",

@@ -25,7 +25,6 @@ KINDS = [
     "purge",
     "offload",
     "thin_manifests",
-    "backtest",
 ]
 
 

@@ -34,7 +34,6 @@ from quire.log.transcripts import TranscriptKey, TranscriptLine
 from quire.log.types import Citation, ConversationOrigin
 from quire.model import Message
 from quire.store import SqlStore
-from quire.store.backtests import NewBacktestShard
 from quire.team.store import TeamStore
 from quire.turns.leases import LeaseGrant
 
@@ -77,9 +76,6 @@ async def plant_elsewhere(store: SqlStore) -> None:
     grant = await store.leases.acquire("session", 0, owner="process")
     assert isinstance(grant, LeaseGrant)
     await store.leases.end(grant.lease, outcome=f'"{CANARY}"')  # pyright: ignore[reportArgumentType]
-    backtest = await store.backtests.create(CANARY, [NewBacktestShard(CANARY, 1), NewBacktestShard(CANARY, 1)])
-    await store.backtests.finish_shard(backtest.id, 0, conversations=1, merge=lambda _: CANARY)
-    await store.backtests.fail(backtest.id, CANARY)
     await store.imports.record_files([FileVersion(b"file", 1, 1)], {"session": f'{{"seen":"{CANARY}"}}'})
     await TeamStore(store).audit.append("search", actor="ann", target={"q": CANARY}, address="10.0.0.1")
     while await store.usage.count():
@@ -167,8 +163,6 @@ READABLE_COLUMNS = {
     "usage_contributions": {"conversation", "dimension"},
     "usage_totals": {"dimension"},
     "usage_turns": {"conversation", "model"},
-    "backtests": {"backtest"},
-    "backtest_shards": {"backtest"},
     "users": {"id", "subject", "name", "email", "roles", "row_digest"},
     "sessions": {"digest", "user_id", "tokens"},
     "directory_users": {"id", "user_name", "row_digest"},

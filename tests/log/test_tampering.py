@@ -37,7 +37,6 @@ FORGED = "forgedtext"
 
 REBUILT = "rebuilt from the log or from files; a changed text is no hit and in no request (see the tests below)"
 COUNTED = "statistics in no request; `quire scan --usage --recount` compares them with the log and corrects them"
-SIMULATED = "numbers of a simulation, in no request; another backtest computes them again"
 QUEUE = "state of background jobs: they name conversations and hold no text, and the sweep finds lost work"
 OUTSIDE = {
     "quire_passages": REBUILT,
@@ -57,8 +56,6 @@ OUTSIDE = {
     "quire_usage_totals": COUNTED,
     "quire_usage_turns": COUNTED,
     "quire_document_pairs": COUNTED,
-    "quire_backtests": SIMULATED,
-    "quire_backtest_shards": SIMULATED,
     "quire_sweeps": "time up to which lost work was searched for; an earlier or later one is only more or less work",
     "quire_spend_reservations": "estimated cost of calls in progress, which expires",
     "quire_turn_leases": "names the process that runs a turn, and expires",

@@ -54,7 +54,6 @@ from quire.model import (
     Usage,
 )
 from quire.store import SqlStore
-from quire.store.backtests import NewBacktestShard
 from quire.team.directory import GroupChange
 from quire.team.store import TeamStore
 from quire.usage.report import NO_SUB_AGENTS
@@ -150,7 +149,6 @@ async def fill_store(store: SqlStore) -> None:
     await store.leases.acquire("conversation 0", 0, owner="a process")
     await store.turn_events.append("conversation 0", "a turn", 0, "[]")
     await store.rate_limits.take("a key", per_minute=60, permits=1)
-    await store.backtests.create("{}", [NewBacktestShard("[]", 1)])
     user = await TeamStore(store).users.confirm("a subject", name="a name", email="an address", roles=["member"])
     await TeamStore(store).sessions.create(b"a digest", user.id, expires_at=2**62, refresh_at=2**62, tokens="tokens")
     await TeamStore(store).shares.set_readers(user.id, "conversation 0", ["a reader"])
@@ -455,7 +453,7 @@ async def collect_export(store: SqlStore, conversation: str) -> list[str]:
 
 # These parts are tested on their own: they hold nothing of a conversation's content, or see all tenants by design.
 OTHER_PARTS = {
-    "keys", "rate_limits", "leases", "turn_events", "backtests", "all_tenants", "users", "sessions",
+    "keys", "rate_limits", "leases", "turn_events", "samples", "all_tenants", "users", "sessions",
     "shares", "audit", "directory",
 }  # fmt: skip
 
@@ -677,9 +675,9 @@ async def test_equal_content_is_stored_for_each_tenant(other_store: SqlStore) ->
 
 async def test_no_sample_has_a_conversation_of_another_tenant(store: SqlStore, other_store: SqlStore) -> None:
     mine, every_path = store.for_tenant("b"), [bytes([first]) + bytes(31) for first in range(256)]
-    assert await other_store.backtests.list_sample_frame(limit=9) == ["theirs"]
-    assert set(await other_store.backtests.draw_messages(every_path)) == {"theirs"}
-    assert await other_store.backtests.count_messages("theirs") > 0
-    assert await mine.backtests.list_sample_frame(limit=9) == []
-    assert await mine.backtests.draw_messages(every_path) == []
-    assert await mine.backtests.count_messages("theirs") == 0
+    assert await other_store.samples.list_frame(limit=9) == ["theirs"]
+    assert set(await other_store.samples.draw_messages(every_path)) == {"theirs"}
+    assert await other_store.samples.count_messages("theirs") > 0
+    assert await mine.samples.list_frame(limit=9) == []
+    assert await mine.samples.draw_messages(every_path) == []
+    assert await mine.samples.count_messages("theirs") == 0

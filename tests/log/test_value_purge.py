@@ -12,7 +12,6 @@ from quire.engine import open_engine
 from quire.errors import InvalidRequest
 from quire.model import FilePart, Message, ToolCallPart
 from quire.store import SqlStore
-from quire.store.backtests import NewBacktestShard
 from quire.store.purge import MAX_VALUE_CHARS, MIN_VALUE_CHARS, list_written_forms
 
 VALUE = 'ghp_0123456789 "quoted"/é\n!'
@@ -46,17 +45,6 @@ async def test_a_value_is_erased_from_every_table(
         assert (await engine.store.get_entry("d", 1)).message.text == "Nothing here."
         assert [branch.name for branch in await engine.store.list_branches("c")] == ["main", "branch 1"]
         await (await engine.conversation("c")).prepare("And now?")
-
-
-async def test_backtests_that_name_the_value_are_deleted(store: SqlStore):
-    value, ids = "ghp_0123456789", list[str]()
-    for spec, selection in ((f'["{value}"]', "[]"), ("{}", "[]")):
-        ids.append((await store.backtests.create(spec, [NewBacktestShard(selection, 1)])).id)
-        await store.backtests.fail(ids[-1], "It failed.")
-    running = await store.backtests.create("{}", [NewBacktestShard("[]", 1), NewBacktestShard(f'["{value}"]', 1)])
-    assert (await store.purge_value(value)).remaining == ()
-    assert [each.id for each in await store.backtests.list()] == [ids[1]]
-    assert await store.backtests.list_shards(running.id) == []
 
 
 async def test_a_value_is_found_in_escaped_json(store: SqlStore, admin_url: str):

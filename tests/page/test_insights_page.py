@@ -1,4 +1,4 @@
-"""Insights on the page: totals and bars, a link from a costly turn to its manifest, and backtests."""
+"""Insights on the page: totals and bars, and a link from a costly turn to its manifest."""
 
 from pathlib import Path
 
@@ -7,9 +7,7 @@ from accessibility_faults import VIEWPORTS, run_axe
 from page_faults import collect_faults, save_picture
 from page_server import PageServer, serve_page
 from playwright.sync_api import Browser, Locator, Page, expect
-from test_every_state import SMALL_TARGETS, TARGET_PX
 
-from infra.journeys import WINDOW_TOKENS, create_journeys
 from quire.log import ConversationOrigin
 from quire.model import DocumentReference, Draft, Message, Usage
 from quire.model.entry_metadata import TurnTotals
@@ -114,64 +112,5 @@ def test_the_insights_have_no_fault(browser: Browser, tmp_path: Path, viewport: 
         )
         assert width == 0
         save_picture(page, f"insights-{viewport}")
-    context.close()
-    assert errors == []
-
-
-def open_backtest(page: Page, server: PageServer) -> Locator:
-    dialog = open_insights(page, server)
-    dialog.get_by_role("button", name="Backtest", exact=True).click()
-    expect(dialog.get_by_role("button", name="Start backtest")).to_be_visible()
-    return dialog
-
-
-def test_a_backtest_is_started_followed_and_found_again(page: Page, tmp_path: Path) -> None:
-    with serve_page(tmp_path) as server:
-        server.run(create_turns(server.server_state.store))
-        server.run(create_journeys(server.server_state.engine_for("default"), 3, turns=12))
-        dialog = open_backtest(page, server)
-        dialog.get_by_label("summarize").uncheck()
-        dialog.get_by_label("Context window in tokens").fill(str(WINDOW_TOKENS))
-        dialog.get_by_role("button", name="Start backtest").click()
-        expect(dialog.get_by_text("Means of 5 conversations.")).to_be_visible(timeout=60_000)
-        rows = dialog.get_by_role("table", name="Variants").get_by_role("row")
-        expect(rows).to_contain_text(["Variant", "hybrid", "discard"])
-        expect(
-            dialog.get_by_role("img", name="Tokens sent and from cache by turn, for hybrid, discard")
-        ).to_be_visible()
-        expect(dialog.get_by_text("Regret: share of")).to_be_visible()
-        again = open_backtest(page, server)
-        expect(again.get_by_role("table", name="Variants").get_by_role("row")).to_have_count(3)
-
-
-def test_a_backtest_is_cancelled(page: Page, tmp_path: Path) -> None:
-    with serve_page(tmp_path) as server:
-        server.run(create_turns(server.server_state.store))
-        server.run(create_journeys(server.server_state.engine_for("default"), 6, turns=40))
-        dialog = open_backtest(page, server)
-        dialog.get_by_role("button", name="Start backtest").click()
-        expect(dialog.get_by_role("progressbar", name="Progress of the backtest")).to_be_visible()
-        dialog.get_by_role("button", name="Cancel").click()
-        expect(dialog.get_by_role("button", name="Start backtest")).to_be_visible()
-        assert server.run(server.server_state.store.backtests.list()) == []
-
-
-@pytest.mark.parametrize("viewport", VIEWPORTS)
-def test_a_backtest_has_no_fault(browser: Browser, tmp_path: Path, viewport: str) -> None:
-    context = browser.new_context(reduced_motion="reduce", **VIEWPORTS[viewport])
-    with serve_page(tmp_path) as server, collect_faults(context) as errors:
-        server.run(create_turns(server.server_state.store))
-        server.run(create_journeys(server.server_state.engine_for("default"), 4))
-        page = context.new_page()
-        dialog = open_backtest(page, server)
-        dialog.get_by_label("Context window in tokens").fill(str(WINDOW_TOKENS))
-        dialog.get_by_label("Conversations drawn at random").fill("5")
-        dialog.get_by_role("button", name="Start backtest").click()
-        expect(dialog.get_by_text("drawn at random; ±")).to_be_visible(timeout=90_000)
-        assert run_axe(page) == []
-        if viewport == "phone":
-            assert page.evaluate(SMALL_TARGETS, TARGET_PX) == []
-        assert page.evaluate("() => document.documentElement.scrollWidth - innerWidth") <= 0
-        save_picture(page, f"backtest-{viewport}")
     context.close()
     assert errors == []

@@ -86,7 +86,7 @@ class TestBuiltPage:
         initial = {name for name in sizes if name in index}
         assert 0 < sum(sizes[name] for name in initial) < MAX_GZIP_BYTES
         lazy = {name.partition("-")[0] for name in sizes.keys() - initial}
-        assert lazy == {"Backtest", "highlighting", "maths", "preview"}
+        assert lazy == {"highlighting", "maths", "preview"}
         assert all(sizes[name] < MAX_LAZY_GZIP_BYTES for name in sizes.keys() - initial)
 
     def test_nothing_in_it_loads_from_elsewhere(self) -> None:

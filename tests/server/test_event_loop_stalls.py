@@ -147,7 +147,6 @@ async def store_long_messages(client: httpx2.AsyncClient, state: ServerState) ->
         "id": "none",
         "item": "msg_none",
         "response_id": "resp_none",
-        "backtest": "none",
     }
 
 

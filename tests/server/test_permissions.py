@@ -56,11 +56,10 @@ BODIES = BODIES_BY_SCHEMA | {
     "CreateKeyBody": {"name": "a key", "scopes": ["read"]},
     "CreateConversationBody": {},
     "ChangeSettingsBody": {"changes": {}},
-    "NewBacktest": {"conversations": ["c"], "sample": None},
 }
 PATH_VALUES = {
     "seq": "1", "call": "call-1", "type": "tool", "name": "guarded", "digest": "0" * 64,
-    "memory": "0" * 26, "key": "0" * 26, "backtest": "0" * 26, "response_id": "resp_none", "item": "msg_none",
+    "memory": "0" * 26, "key": "0" * 26, "response_id": "resp_none", "item": "msg_none",
     "model": "gpt-4o", "path": "embeddings",
 }  # fmt: skip
 DENIALS = ("do not allow this", "has no such conversation", "has no such person", "needs the scope", "needs a session")

@@ -58,10 +58,8 @@ async def ids(
     request = replace(await talk.prepare(f"And the {SECRET_WORD}?"), id="request-1")
     await talk.record(f"The {SECRET_WORD} again.", request=request)
     await store.append("c", Compaction(number=1, covers=Span(first=1, last=1), summary=SECRET_WORD))
-    backtest = (await client.post("/api/backtests", json={"conversations": ["c"], "sample": None})).json()["id"]
     return {
         "conversation": "c",
-        "backtest": backtest,
         "seq": reply,
         "call": "call-1",
         "type": "tool",

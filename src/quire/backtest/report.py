@@ -4,7 +4,7 @@ Means and ratios have confidence intervals where the conversations are a sample.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import reduce
 from itertools import zip_longest
 from math import sqrt
@@ -51,11 +51,6 @@ class RatioEstimator:
         self.square += weighted * weighted
         self.product += weighted * total
         self.denominator_square += total * total
-
-    def merge(self, other: "RatioEstimator") -> None:
-        """Adds the conversations of another estimator."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     def estimate(self, *, is_sample: bool) -> Estimate | None:
         """The ratio, or None if the denominator is 0, such as regret where no reply needed anything."""
@@ -233,20 +228,6 @@ class VariantReport:
         self.by_turn.add(turns, weight=weight)
         self.by_request.add(conversation.by_request(), weight=weight)
 
-    def merge(self, other: "VariantReport") -> None:
-        """Adds the conversations of another report on the same variant."""
-        for name in _MERGED_ESTIMATES:
-            getattr(self, name).merge(getattr(other, name))
-        for name in ("needed", "recorded_requests", "matching_requests", "failed_requests"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.first_error = self.first_error or other.first_error
-
-
-_MERGED_ESTIMATES = (
-    "turns", "requests", "tokens", "cached_share", "output_tokens", "compactions", "cost_usd", "regret", "by_turn",
-    "by_request",
-)  # fmt: skip
-
 
 @dataclass(slots=True)
 class BacktestReport:
@@ -256,10 +237,3 @@ class BacktestReport:
     conversations: int = 0
     skipped: int = 0
     """Conversations without a reply, and those that were purged meanwhile."""
-
-    def merge(self, other: "BacktestReport") -> None:
-        """Adds the conversations of another report on the same variants."""
-        for mine, theirs in zip(self.variants, other.variants, strict=True):
-            mine.merge(theirs)
-        self.conversations += other.conversations
-        self.skipped += other.skipped

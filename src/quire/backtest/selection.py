@@ -55,11 +55,11 @@ async def select_conversations(
         if not ids:
             raise ConversationNotFound(f"There is no conversation of the project {project!r}.")
     else:
-        ids = await store.backtests.list_sample_frame(limit=MAX_LISTED_CONVERSATIONS + 1)
+        ids = await store.samples.list_frame(limit=MAX_LISTED_CONVERSATIONS + 1)
         if sample is not None and len(ids) > MAX_LISTED_CONVERSATIONS:
-            drawn = Counter(await store.backtests.draw_messages([random.randbytes(32) for _ in range(sample)]))
+            drawn = Counter(await store.samples.draw_messages([random.randbytes(32) for _ in range(sample)]))
             conversations = [
-                SelectedConversation(conversation, times / max(1, await store.backtests.count_messages(conversation)))
+                SelectedConversation(conversation, times / max(1, await store.samples.count_messages(conversation)))
                 for conversation, times in drawn.items()
             ]
             return ConversationSelection(conversations=tuple(conversations), is_sample=True)

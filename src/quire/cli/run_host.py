@@ -283,7 +283,7 @@ class RunHost:
                     result = await _describe_result(
                         state, plan.options.settings, [*run.conversations], since=started_at
                     )
-                    if run.unrecorded and plan.options.settings.record_unstored:
+                    if run.unrecorded:
                         result.append(describe_gap(run.unrecorded))
                     notes = [sanitize(each) for each in result]
         except QuireError as error:

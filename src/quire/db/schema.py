@@ -36,7 +36,7 @@ def grant_rights(*updates: str, inserts: bool = True, deletes: bool = False) -> 
 
 
 DERIVED = grant_rights(ALL_COLUMNS, deletes=True)
-"""Search index, usage roll-up and backtests are derived from the log, and may be rewritten."""
+"""Search index and usage roll-up are derived from the log, and may be rewritten."""
 
 FUNCTIONS = (
     "quire_list_updated_conversations", "quire_list_branch_heads", "quire_list_unanswered_responses",
@@ -805,34 +805,5 @@ document_pairs = Table(
     info=DERIVED,
 )
 """Documents that are used together, and in how many conversations; `first` sorts before `second`."""
-
-backtests = Table(
-    "quire_backtests",
-    metadata,
-    Column("tenant", Text, primary_key=True),
-    Column("backtest", Text, primary_key=True),
-    Column("created_at", BigInteger, nullable=False),
-    Column("updated_at", BigInteger, nullable=False),
-    Column("spec", SealedText, nullable=False),
-    Column("conversations", Integer, nullable=False),
-    Column("finished", Integer, nullable=False),
-    Column("totals", SealedText),
-    Column("failure", SealedText),
-    info=DERIVED,
-)
-"""Backtests: the number of their conversations, of those in finished shards, and the totals of these shards."""
-
-backtest_shards = Table(
-    "quire_backtest_shards",
-    metadata,
-    Column("tenant", Text, primary_key=True),
-    Column("backtest", Text, primary_key=True),
-    Column("shard", Integer, primary_key=True, autoincrement=False),
-    Column("selection", SealedText, nullable=False),
-    Column("attempts", Integer, nullable=False),
-    Column("done", Double, nullable=False),
-    info=DERIVED,
-)
-"""Shards that are not finished: their conversations, and how many of them are simulated."""
 
 bind_places(metadata)

@@ -1,5 +1,5 @@
 """Background jobs: compaction, message index, topics, usage roll-up, embeddings, vault index, document summaries,
-retention, backtests.
+retention.
 
 One interface, `Jobs`, and two implementations: a queue in PostgreSQL with workers, and this process. A job does the
 same in both. Any job may be lost: the sweep finds in the log what is missing and enqueues it again.

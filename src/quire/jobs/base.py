@@ -17,10 +17,10 @@ from quire.log import MAIN_BRANCH
 
 JobKind = Literal[
     "compact", "index_messages", "index_topics", "count_usage", "embed", "index_vault", "summarize_documents", "purge",
-    "offload", "thin_manifests", "backtest",
+    "offload", "thin_manifests",
 ]  # fmt: skip
 """Background compaction, message index, topics of archived messages, usage roll-up, embeddings, vault index, summaries
-of vault documents, retention, object storage, thinning of manifests, backtests."""
+of vault documents, retention, object storage, thinning of manifests."""
 JOB_KINDS: tuple[JobKind, ...] = get_args(JobKind)
 MAX_CONCURRENT_DEFERRALS = 8
 """Jobs of one engine that are handed over at the same time."""
@@ -37,9 +37,8 @@ class Job(NamedTuple):
     kind: JobKind
     tenant: str
     conversation: str = ""
-    """Empty for jobs on a vault, on all messages or on all objects; of a backtest, its id."""
+    """Empty for jobs on a vault, on all messages or on all objects."""
     branch: int = MAIN_BRANCH
-    """Of a backtest, the number of its shard."""
 
     @property
     def lock(self) -> str:

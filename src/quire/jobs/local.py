@@ -1,8 +1,7 @@
 """Runs jobs in this process: for SQLite, and for servers without workers.
 
 Of the same job at most one waits and one runs at a time, as in the queue. Jobs that wait when the process ends are
-lost, and the next sweep finds them. Those that run have the rest of the grace period. A backtest continues when it is
-read.
+lost, and the next sweep finds them. Those that run have the rest of the grace period.
 """
 
 import asyncio
@@ -39,8 +38,6 @@ class LocalJobs:
         self._tasks = TaskQueue(max_concurrent=max_concurrent)
         # Apart from the others: a message must be found soon, however long a summary takes.
         self._indexing_tasks = TaskQueue(max_concurrent=1)
-        # Apart from the others too: it takes minutes, and a shutdown does not wait for it.
-        self._backtest_tasks = TaskQueue(max_concurrent=1)
         self._retry_timers: set[asyncio.TimerHandle] = set()
         self._sweep_task: asyncio.Task[None] | None = None
         self._stops_at: float | None = None
@@ -71,7 +68,6 @@ class LocalJobs:
             self._sweep_task.cancel()
             await asyncio.wait([self._sweep_task])
         self.begin_stop(grace_seconds=GRACE_SECONDS)
-        self._backtest_tasks.cancel()
         rest = (self._stops_at or 0.0) - asyncio.get_running_loop().time()
         await asyncio.gather(*(queue.wait_for_running(timeout_seconds=max(0.0, rest)) for queue in self._queues))
         for queue in self._queues:
@@ -90,17 +86,16 @@ class LocalJobs:
         """Waits until no job is queued or running. Scheduled retries are not awaited."""
         await self._indexing_tasks.wait()
         await self._tasks.wait()
-        await self._backtest_tasks.wait()
 
     @property
     def _queues(self) -> tuple[TaskQueue, ...]:
-        return self._tasks, self._indexing_tasks, self._backtest_tasks
+        return self._tasks, self._indexing_tasks
 
     def _enqueue(self, job: Job, attempt: int) -> None:
         if self._stops_at is not None:
             return
-        queues = {"index_messages": self._indexing_tasks, "backtest": self._backtest_tasks}
-        queues.get(job.kind, self._tasks).submit(job, partial(self._run, job, attempt))
+        queue = self._indexing_tasks if job.kind == "index_messages" else self._tasks
+        queue.submit(job, partial(self._run, job, attempt))
 
     async def _run(self, job: Job, attempt: int) -> None:
         result = await self._runner.attempt(job, attempt)

@@ -22,7 +22,6 @@ QUEUE_NAME = "quire"
 """Procrastinate's queue name, so that other applications can share the database."""
 DEDUPLICATION_SECONDS = 5.0
 """Seconds in which an engine's repeated requests for the same job are deduplicated: it defers after every reply."""
-BACKTEST_PRIORITY = -1
 """Lower than the priority of all other jobs, which conversations wait for."""
 _MAX_RECENT_JOBS = 10_000
 """Jobs in the cache for deduplication."""
@@ -97,7 +96,6 @@ class JobQueue:
             queue=QUEUE_NAME,
             lock=job.lock,
             queueing_lock=job.lock,
-            priority=BACKTEST_PRIORITY if job.kind == "backtest" else 0,
             schedule_in=None if delay_seconds is None else {"seconds": int(delay_seconds)},
         )
         with map_errors(), suppress(AlreadyEnqueued):

@@ -33,7 +33,6 @@ from quire.jobs.base import NO_WORK, EngineProvider, Job, JobKind, JobOutcome, l
 from quire.llm import Model
 from quire.model import Compaction, Restore
 from quire.model.ids import now
-from quire.plugins import load_plugins
 from quire.store import SqlStore
 from quire.usage.insights import count_usage
 
@@ -93,9 +92,6 @@ class JobRunner:
                 return JobOutcome(await self._offload(job, engine, store))
             case "thin_manifests":
                 return JobOutcome(await self._thin_manifests(job, engine, store))
-            case "backtest":
-                run = load_plugins("quire.jobs")[job.kind]
-                return JobOutcome(await run(engine, store, job.conversation, job.branch))
         assert_never(job.kind)
 
     async def _index_vault(self, job: Job, engine: Engine) -> JobOutcome:

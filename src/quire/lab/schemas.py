@@ -1,14 +1,10 @@
 """Schemas of a backtest: its variants with their estimates and series, and its progress as a job."""
 
-from typing import Any, Literal
-
 from pydantic import Field
 
 from quire.backtest import BacktestReport, VariantReport
 from quire.backtest.report import Estimate, RatioEstimator, TokenSeries
-from quire.backtest.runner import parse_report, parse_spec
 from quire.schemas import JsonModel
-from quire.store.backtests import BacktestRecord
 
 
 class EstimateSchema(JsonModel):
@@ -100,58 +96,3 @@ class BacktestSchema(JsonModel):
             is_sample=report.is_sample,
             variants=[VariantSchema.from_report(each, is_sample=report.is_sample) for each in report.variants],
         )
-
-
-BacktestStatus = Literal["running", "done", "failed"]
-
-
-class BacktestJobSchema(JsonModel):
-    """A backtest that jobs run, and its progress."""
-
-    id: str
-    created_at: int
-    status: BacktestStatus
-    failure: str | None = Field(description="Why it failed.")
-    strategies: tuple[str, ...]
-    windows: tuple[int, ...] = Field(description="Empty: the window of each model.")
-    models: tuple[str, ...] = Field(description="Empty: the model of the settings.")
-    is_sample: bool
-    conversations: int
-    simulated: float = Field(description="Conversations simulated so far; those in progress count as a fraction.")
-
-    @classmethod
-    def from_record(cls, record: BacktestRecord) -> "BacktestJobSchema":
-        return cls(**_describe_job(record))
-
-
-class BacktestResultSchema(BacktestJobSchema):
-    result: BacktestSchema | None = Field(
-        description="Of the conversations so far; null before the first ones are complete."
-    )
-
-    @classmethod
-    def from_record(cls, record: BacktestRecord) -> "BacktestResultSchema":
-        report = parse_report(record)
-        result = None if report is None else BacktestSchema.from_report(report)
-        return cls(**_describe_job(record), result=result)
-
-
-def _describe_job(record: BacktestRecord) -> dict[str, Any]:
-    spec = parse_spec(record)
-    status: BacktestStatus = "running" if record.is_running else "failed" if record.failure else "done"
-    return {
-        "id": record.id,
-        "created_at": record.created_at,
-        "status": status,
-        "failure": record.failure,
-        "strategies": spec.strategies,
-        "windows": spec.windows,
-        "models": spec.models,
-        "is_sample": spec.is_sample,
-        "conversations": record.conversations,
-        "simulated": min(record.conversations, record.finished + record.in_progress),
-    }
-
-
-class BacktestJobListSchema(JsonModel):
-    items: list[BacktestJobSchema]

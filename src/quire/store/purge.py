@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Table, Text, bindparam, delete
 from quire.db import schema
 from quire.db.column_types import SealedText, is_encrypting
 from quire.db.raw_sql import yield_to_event_loop
-from quire.db.schema import backtest_shards, backtests, blob_uses, entries, manifests, metadata, usage_contributions
+from quire.db.schema import blob_uses, entries, manifests, metadata, usage_contributions
 from quire.db.stored_bytes import recount_bytes
 from quire.errors import InvalidEntry, InvalidRequest
 from quire.index import memories, passages
@@ -31,7 +31,6 @@ from quire.model import Compaction, Decision, Entry, Manifest, Message, TopicInd
 from quire.model.entry_bodies import purge_body
 from quire.model.ids import now
 from quire.model.messages import PURGED_TEXT
-from quire.store.backtests import delete_backtests
 from quire.turns import events as turn_events
 from quire.turns import leases as turn_leases
 from quire.usage.rollup import reset_usage
@@ -441,8 +440,6 @@ def _delete_rows(connection: Connection, tenant: str, table_name: str, rows: Seq
                 is_row = (blob_uses.c.tenant == tenant, blob_uses.c.digest == row["digest"])
                 connection.execute(delete(blob_uses).where(*is_row))
                 blobs.delete_blobs(connection, tenant, schema.blobs.c.digest == row["digest"])
-        case backtests.name | backtest_shards.name:
-            delete_backtests(connection, tenant, {row["backtest"] for row in rows})
         case _ if table_name in _DELETED_WITH_CONVERSATION:
             for conversation in sorted({row["conversation"] for row in rows}):
                 _DELETED_WITH_CONVERSATION[table_name](connection, tenant, conversation)

@@ -70,7 +70,7 @@ from quire.settings.schema import TenantMasking
 from quire.store import integrity
 from quire.store.all_tenants import AllTenants
 from quire.store.archives import Offloading, verify_stored
-from quire.store.backtests import Backtests
+from quire.store.conversation_samples import ConversationSamples
 from quire.store.purge import count_value_rows, erase_value, purge_entries, purge_tenant
 from quire.store.reimport import Reimport
 from quire.store.turn_records import append_items, open_conversation, record_reply
@@ -130,7 +130,7 @@ class SqlStore(StorePart):
         self.rate_limits = RateLimits(base)
         self.leases = TurnLeases(base)
         self.turn_events = TurnEvents(base)
-        self.backtests = Backtests(base)
+        self.samples = ConversationSamples(base)
         self.all_tenants = AllTenants(base)
         self.offloading = Offloading(base, objects)
         self._known_blobs: LRUCache[bytes, None] = LRUCache(blobs.MAX_KNOWN_BLOBS)

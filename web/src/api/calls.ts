@@ -2,9 +2,9 @@
 
 import { requestJson, sendRequest } from "./client";
 import type {
-  AddDropBody, AddItemBody, AddPinBody, AgentList, ApprovalBody, Backtest, BacktestJob, BacktestJobList, Branch, CacheReport, ChangeSettingsBody, ClientCompactionList, CompactBody, CompactionStatus, ContextItem,
+  AddDropBody, AddItemBody, AddPinBody, AgentList, ApprovalBody, Branch, CacheReport, ChangeSettingsBody, ClientCompactionList, CompactBody, CompactionStatus, ContextItem,
   ContextItemList, ContextUsage, Conversation, ConversationDetail, ConversationPage, DocumentGraph, DocumentNameList, DocumentText, DropList, EditSummaryBody, EntryPage,
-  FindingList, ForkBody, ImportJob, ImportSourceList, Manifest, Message, ModelList, ModelStatus, NewBacktest, OriginList, PinList, PriorityList, SetPriorityBody, PreviewSettingsBody, Readers, ReferencedDocumentList, Replay, RequestDiff, RequestList, RunningTurnList,
+  FindingList, ForkBody, ImportJob, ImportSourceList, Manifest, Message, ModelList, ModelStatus, OriginList, PinList, PriorityList, SetPriorityBody, PreviewSettingsBody, Readers, ReferencedDocumentList, Replay, RequestDiff, RequestList, RunningTurnList,
   SearchResults, SendBody, SettingList, SettingsPreview, Stats, StopBody, StoredBlob, TimelinePage,
 } from "./types";
 
@@ -142,13 +142,6 @@ export const stats = {
   findings: () => requestJson<FindingList>("GET", "/api/stats/findings"),
   /** Documents that the most conversations use together. */
   references: (limit: number) => requestJson<DocumentGraph>("GET", "/api/stats/references", { query: { limit } }),
-};
-
-export const backtests = {
-  start: (body: NewBacktest) => requestJson<BacktestJob>("POST", "/api/backtests", { body }),
-  list: () => requestJson<BacktestJobList>("GET", "/api/backtests"),
-  get: (id: string) => requestJson<Backtest>("GET", `/api/backtests/${encodeURIComponent(id)}`),
-  remove: (id: string) => requestJson<void>("DELETE", `/api/backtests/${encodeURIComponent(id)}`),
 };
 
 export const requests = {
