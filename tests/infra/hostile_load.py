@@ -120,12 +120,12 @@ def _build_text_attacks(size: AttackSize) -> Iterator[Attack]:
 def _build_list_attacks(size: AttackSize) -> Iterator[Attack]:
     pair = [_user("a"), {"role": "assistant", "content": "a"}]
     yield _chat("many tiny messages", *(pair * (size.messages // 2)), _user("b"))
-    yield _chat("as many messages as allowed", *(pair * 4_999), _user("b"))
+    yield _chat("as many messages as allowed", *(pair * min(size.messages, 4_999)), _user("b"))
     function = {"name": "f", "arguments": "{}"}
     calls = [{"id": f"c{number}", "type": "function", "function": function} for number in range(3)]
     results = [{"role": "tool", "tool_call_id": f"c{number}", "content": "r"} for number in range(3)]
     batch = [_user("a"), {"role": "assistant", "content": None, "tool_calls": calls}, *results]
-    yield _chat("many calls", *(batch * 1_500), _user("b"))
+    yield _chat("many calls", *(batch * min(size.messages // 4, 1_500)), _user("b"))
     yield _chat("many parts", _user([{"type": "text", "text": "a"}] * 20_000))
     yield _chat("many tools", _user("a"), tools=[_tool(f"f{number}", "word " * 100) for number in range(1_000)])
     foreign = {"role": "assistant", "content": "never said"}
