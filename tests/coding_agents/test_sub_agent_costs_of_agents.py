@@ -36,12 +36,13 @@ async def assert_costs(store: SqlStore, sub_agent_requests: int) -> None:
     by_turn = [costs.turns[key] for key in sorted(costs.turns)]
     assert [each.sub_agents for each in by_turn] == [1, 1]
     assert costs.total.sub_agents == 2
-    assert sum(each.cost_nanos for each in by_turn) == costs.total.cost_nanos > 0
+    assert sum(each.cost_usd for each in by_turn) == pytest.approx(costs.total.cost_usd)
+    assert costs.total.cost_usd > 0
     sub_agents = [each for each in await store.list_conversations() if each.id != main.id and each.origin]
     sub_agents = [each for each in sub_agents if each.origin and each.origin.purpose == "subagent"]
     used = [await store.usage.read_conversation(each.id) for each in sub_agents]
     assert sum(each.requests for each in used) == sub_agent_requests
-    assert sum(each.cost_nanos for each in used) == costs.total.cost_nanos
+    assert sum(each.cost_nanos for each in used) / 1e9 == pytest.approx(costs.total.cost_usd)
     replies = await store.read_range(main.id, kinds=["message"], roles=["assistant"])
     [rested] = [each.seq for each in replies if "Rested." in each.message.text]
     [(_, first), (_, last)] = sorted(costs.turns)

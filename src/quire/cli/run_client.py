@@ -153,6 +153,8 @@ class RunLink:
             self._connection.end()
         if self._process is not None and not self._serves_others:
             _stop_server(self._process)
+            if self._connection is not None:
+                self._connection.close()
 
     def _follow(self) -> None:
         """Reads what the server says, and replaces it when it ends before the run."""
