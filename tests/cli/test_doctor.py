@@ -1,5 +1,6 @@
 """`quire doctor` on broken set-ups with real parts: each names its cause and a remedy, and a report has no content."""
 
+import asyncio
 import json
 import os
 import resource
@@ -21,7 +22,9 @@ from quire.cli import doctor_checks
 from quire.cli.doctor_checks import DoctorSetup, check_mcp
 from quire.cli.hook import HOOK_EVENTS
 from quire.cli.init import PROVIDER_KEYS
+from quire.log import ConversationOrigin
 from quire.settings import Settings
+from quire.store import SqlStore
 from secret_samples import SecretGenerator
 
 VALID_KEY = "valid-key"
@@ -365,3 +368,17 @@ def test_the_mcp_server_of_one_project_is_found(tmp_path: Path):
             offline=True, sends_request=False,
         )  # fmt: skip
         assert [finding.status for finding in check_mcp(setup)] == [status]
+
+
+def test_a_session_that_was_imported_and_recorded_is_named(empty_home: Path):
+    async def record(database: Path) -> None:
+        async with SqlStore.open(f"sqlite:///{database}") as store:
+            for name in ("claude-code-copy", "live"):
+                await store.create_conversation(name, origin=ConversationOrigin(client="claude-code", session="s"))
+
+    asyncio.run(record(create_database(empty_home)))
+    findings = json.loads(invoke_cli("doctor", "--offline", "--json").stdout)["findings"]
+    [found] = [each for each in findings if each["check"] == "sessions"]
+    assert found["status"] == "note"
+    assert "claude-code-copy and live" in found["detail"]
+    assert "`quire import claude-code --dry-run`" in found["remedy"]
