@@ -23,7 +23,7 @@ def find_plugins(group: PluginGroup) -> Mapping[str, EntryPoint]:
     """
     found: dict[str, EntryPoint] = {}
     points = entry_points(group=group)
-    # A distribution parses its metadata at each access to its name, so each is asked once.
+    # A distribution parses its metadata at each access to its name, so each name is read once.
     own = {dist for dist in {point.dist for point in points} if dist is not None and dist.name == OWN_DISTRIBUTION}
     for point in sorted(points, key=lambda each: each.dist not in own):
         if point.name in found:

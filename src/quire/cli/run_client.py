@@ -165,7 +165,7 @@ class RunLink:
                 return
             if message is None:
                 self._proxy.set_server(None)
-                self._leave_server()
+                self._drop_server()
                 self._register_again()
             elif "notes" in message:
                 self._notes, self._serves_others = message["notes"], message["stays"]
@@ -189,11 +189,11 @@ class RunLink:
                 if answer is not None and "port" in answer:
                     self._proxy.set_server(answer["port"])
                     return
-                self._leave_server()
+                self._drop_server()
             time.sleep(pause)
             pause = min(pause * 2, LAST_PAUSE_SECONDS)
 
-    def _leave_server(self) -> None:
+    def _drop_server(self) -> None:
         connection, process, self._connection, self._process = self._connection, self._process, None, None
         if connection is not None:
             connection.close()

@@ -177,7 +177,7 @@ class RunHost:
         self._is_unused = asyncio.Event()
         """Set while there is no run."""
         self._is_unused.set()
-        self.leave: Callable[[], None] | None = None
+        self.release_socket: Callable[[], None] | None = None
         """Lets another server have the user's socket; None for a server that stays."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -227,10 +227,10 @@ class RunHost:
                 state = await self._find_state(message["event"])
                 budget = state.settings.daily_budget
                 send(await format_status_line(state.store, message["event"], daily_budget=budget))
-            case "leave":
-                if self.leave is not None:
-                    self.leave()
-                send({"has_left": self.leave is not None})
+            case "release":
+                if self.release_socket is not None:
+                    self.release_socket()
+                send({"is_released": self.release_socket is not None})
             case "describe":
                 host, _, port = self._url.removeprefix("http://").rpartition(":")
                 send(
@@ -241,7 +241,7 @@ class RunHost:
                         "database": self._options.database_digest,
                         "version": __version__,
                         "pid": os.getpid(),
-                        "stays": self.leave is None,
+                        "stays": self.release_socket is None,
                     }
                 )
             case _:
@@ -471,13 +471,13 @@ async def listen_for_commands(host: RunHost, user_socket: UserSocket) -> AsyncGe
         start = asyncio.start_unix_server if HAS_UNIX_SOCKETS else asyncio.start_server
         server = await start(handle, sock=listener, limit=MAX_MESSAGE_BYTES)
 
-    def leave() -> None:
+    def release_socket() -> None:
         if server is not None:
             server.close()
-        user_socket.leave()
+        user_socket.release()
 
     if not user_socket.takes_over:
-        host.leave = leave
+        host.release_socket = release_socket
     try:
         yield
     finally:

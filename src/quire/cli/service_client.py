@@ -132,7 +132,7 @@ class UserSocket:
 
     It is bound before the server can answer, so that a command waits for a server that starts. `listener` is None if
     another server of the user has it, or if the data folder cannot be written: then this one runs without. A server
-    that was started for a run leaves it to one that stays (`takes_over`).
+    that was started for a run gives it to one that stays (`takes_over`).
     """
 
     listener: "socket.socket | None" = None
@@ -150,9 +150,9 @@ class UserSocket:
         self._path = get_socket_path()
         running = connect_service(self._path)
         if running is not None:
-            answer = running.ask({"command": "leave"}) if self.takes_over else None
+            answer = running.ask({"command": "release"}) if self.takes_over else None
             running.close()
-            if answer is None or not answer.get("has_left"):
+            if answer is None or not answer.get("is_released"):
                 return self
         umask = os.umask(0o077)
         try:
@@ -179,9 +179,9 @@ class UserSocket:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.leave()
+        self.release()
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Lets another server have it."""
         if self.listener is not None:
             self.listener.close()
