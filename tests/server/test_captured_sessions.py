@@ -103,12 +103,11 @@ async def test_a_session_of_codex_is_one_conversation(store: SqlStore):
     ]  # fmt: skip
 
 
-async def test_a_compaction_of_codex_is_a_branch(store: SqlStore):
+async def test_a_compaction_of_codex_is_an_entry(store: SqlStore):
     await replay(store, "codex_compaction", "responses")
     [conversation] = await store.list_conversations()
-    main, branch = await store.list_branches(conversation.id)
-    checkpoint = await store.read_range(conversation.id, branch=main.number, kinds=["message"])
-    assert checkpoint[-2].message.text.startswith("You are performing a CONTEXT CHECKPOINT COMPACTION")
-    continued = await store.read_range(conversation.id, branch=branch.number, kinds=["message"])
-    assert continued[-2].message.text == "Two."
-    assert continued[-3].message.text.startswith("Another language model started")
+    [main] = await store.list_branches(conversation.id)
+    entries = await store.read_range(conversation.id, branch=main.number)
+    assert [entry.kind for entry in entries] == [*["message"] * 5, "compaction", *["message"] * 2]
+    assert entries[3].message.text.startswith("You are performing a CONTEXT CHECKPOINT COMPACTION")
+    assert [entry.message.text for entry in entries[-2:]] == ["Two.", "Two it is."]
