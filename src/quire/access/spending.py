@@ -11,9 +11,9 @@ from typing import NamedTuple, assert_never
 from zlib import crc32
 
 from sqlalchemy import (
-    ClauseElement,
     ColumnElement,
     Connection,
+    Executable,
     ScalarSelect,
     bindparam,
     delete,
@@ -25,7 +25,6 @@ from sqlalchemy import (
 )
 
 from quire.db.dialects import upsert
-from quire.db.raw_sql import execute, fetch
 from quire.db.schema import api_keys, costs, spend_reservations, spending, stored_bytes
 from quire.db.store_part import StorePart, read, read_inline, write
 from quire.db.stored_bytes import UncountedBytes
@@ -105,9 +104,9 @@ class _Spending(NamedTuple):
 def charge(connection: Connection, tenant: str, conversation: str, cost_usd: float, *, key_id: str = NO_KEY) -> None:
     """Adds a cost to the totals of the conversation and of the API key."""
     row = {"tenant": tenant, "conversation": conversation, "key_id": key_id, "cost_usd": cost_usd}
-    execute(connection, upsert(connection, costs, increment=["cost_usd"]), row)
+    connection.execute(upsert(connection, costs, increment=["cost_usd"]), row)
     row = {"tenant": tenant, "key_id": key_id, "shard": shard_of(conversation), "cost_usd": cost_usd}
-    execute(connection, upsert(connection, spending, increment=["cost_usd"]), row)
+    connection.execute(upsert(connection, spending, increment=["cost_usd"]), row)
 
 
 def shard_of(conversation: str) -> int:
@@ -116,7 +115,7 @@ def shard_of(conversation: str) -> int:
 
 def discard_reservation(connection: Connection, tenant: str, reservation: str) -> None:
     """Removes the reservation of a call whose actual cost the same transaction charges."""
-    execute(connection, _DISCARD, {"tenant": tenant, "reservation": reservation})
+    connection.execute(_DISCARD, {"tenant": tenant, "reservation": reservation})
 
 
 _RESERVE = insert(spend_reservations)
@@ -189,8 +188,8 @@ def reserve_spend(
         "expires_at": at + RESERVATION_SECONDS * 1_000_000,
         "stored_bytes": storage.stored_bytes if storage is not None else 0,
     }
-    execute(connection, _DISCARD_EXPIRED, {"tenant": tenant, "now": at})
-    execute(connection, _RESERVE, row)
+    connection.execute(_DISCARD_EXPIRED, {"tenant": tenant, "now": at})
+    connection.execute(_RESERVE, row)
     return reservation
 
 
@@ -246,7 +245,7 @@ def _lock_caps(
 
 
 def _check_storage(connection: Connection, tenant: str, storage: StorageDemand) -> None:
-    [(stored, reserved)] = fetch(connection, _STORAGE, {"tenant": tenant, "now": now()})
+    stored, reserved = connection.execute(_STORAGE, {"tenant": tenant, "now": now()}).one()
     if stored is None:
         raise UncountedBytes
     needed, quota = storage
@@ -276,13 +275,13 @@ def _read_spending(
     if not capped:
         return []
     params = {"tenant": tenant, "conversation": conversation, "key_id": key_id, "now": now()}
-    [sums] = fetch(connection, _spending_query(tuple(capped)), params)
+    sums = connection.execute(_spending_query(tuple(capped)), params).one()
     totals = zip(capped.items(), sums[::2], sums[1::2], strict=True)
     return [_Spending(scope, cap, spent, reserved) for (scope, cap), spent, reserved in totals]
 
 
 @cache
-def _spending_query(scopes: tuple[SpendScope, ...]) -> ClauseElement:
+def _spending_query(scopes: tuple[SpendScope, ...]) -> Executable:
     """Selects what is spent and what is reserved of each scope."""
     spent, reserved = spending.c, spend_reservations.c
     in_tenant, in_progress = spent.tenant == bindparam("tenant"), reserved.expires_at > bindparam("now")

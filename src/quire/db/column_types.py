@@ -1,9 +1,9 @@
 """Column types: bytes without conversion, and text that is encrypted if the tenant is.
 
 A transaction of an encrypted tenant runs with the tenant's cipher in `current_cipher`. The types encrypt parameters and
-decrypt results of SQLAlchemy's statements; `quire.db.raw_sql` and `quire.db.dialects` do the same for statements that
-bypass it. An engine without `set_encrypts` converts nothing, so that encryption costs nothing where it is off. The
-database cannot search in encrypted text: `is_encrypting` says where a query has to filter in Python.
+decrypt results of SQLAlchemy's statements; `quire.db.dialects` does the same for rows that bypass it. An engine without
+`set_encrypts` converts nothing, so that encryption costs nothing where it is off. The database cannot search in
+encrypted text: `is_encrypting` says where a query has to filter in Python.
 
 Texts and bytes are encrypted with AES-GCM and a random nonce, and authenticated with their table and column: another
 column refuses the ciphertext. Earlier versions did not authenticate it, and what they stored is read as it is. Names

@@ -6,13 +6,12 @@ from contextlib import closing
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Insert, Table, bindparam, select, text
+from sqlalchemy import Connection, Insert, Table
 
 from quire.db.column_types import Sealed, current_cipher
 from quire.db.database import Database, check_inline_rows
 from quire.db.database_url import parse_database_url
-from quire.db.raw_sql import execute_sql, fetch, set_local, yield_to_event_loop
-from quire.db.schema import paths
+from quire.db.raw_sql import execute_sql, set_local, yield_to_event_loop
 from quire.errors import StoreError
 from quire.model.base import replace_lone_surrogates
 
@@ -158,20 +157,18 @@ def find_longest_path_sqlite(
     `among` lists the conversations to search.
     """
     check_inline_rows(connection, len(candidates))
-    probe = _PATH if conversation is None else _PATH_IN_CONVERSATION
-    probe = probe if among is None else _PATH_AMONG
+    condition = "" if conversation is None else "AND conversation = :conversation"
+    condition = condition if among is None else "AND conversation IN (SELECT value FROM json_each(:among))"
+    probe = _PROBE.format(condition=condition)
     known = {"tenant": tenant, "conversation": conversation, "among": json.dumps(among)}
     for index in range(len(candidates) - 1, -1, -1):
-        if rows := fetch(connection, probe, {**known, "path": candidates[index]}):
-            return (index, *rows[0])
+        row = execute_sql(connection, probe, {**known, "path": candidates[index]}).fetchone()
+        if row is not None:
+            return (index, *row)
     return None
 
 
-_PATH = (
-    select(paths.c.conversation, paths.c.branch, paths.c.seq)
-    .where(paths.c.tenant == bindparam("tenant"), paths.c.path == bindparam("path"))
-    .order_by(paths.c.conversation.desc(), paths.c.branch.desc())
-    .suffix_with("LIMIT 1")
-)
-_PATH_IN_CONVERSATION = _PATH.where(paths.c.conversation == bindparam("conversation"))
-_PATH_AMONG = _PATH.where(paths.c.conversation.in_(text("SELECT value FROM json_each(:among)")))
+_PROBE = """
+    SELECT conversation, branch, seq FROM quire_paths WHERE tenant = :tenant AND path = :path {condition}
+    ORDER BY conversation DESC, branch DESC LIMIT 1
+"""

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from sqlalchemy import Connection
-from sqlalchemy.sql import ClauseElement
+from sqlalchemy import Connection, Executable
 
 from quire.db.database import (
     BULK_STATEMENT_SECONDS,
@@ -18,7 +17,6 @@ from quire.db.database import (
     TransactionOptions,
     Work,
 )
-from quire.db.raw_sql import fetch
 from quire.db.stored_bytes import UncountedBytes, recount_bytes, run_counted
 from quire.db.tenant_keys import TenantKeys
 from quire.errors import IntegrityViolation, StoreError
@@ -71,10 +69,10 @@ class TenantDatabase:
         except EntriesOffloaded as needed:
             return await self._restore_and_run(needed.conversation, self.database.read, work, options, writes=False)
 
-    async def fetch(self, statement: ClauseElement, params: Mapping[str, Any]) -> list[Any]:
+    async def fetch(self, statement: Executable, params: Mapping[str, Any]) -> list[Any]:
         """The rows of a short query by itself."""
         options = TransactionOptions(self.tenant, inline=True)
-        return await self.read(lambda connection: fetch(connection, statement, params), options)
+        return await self.read(lambda connection: list(connection.execute(statement, params)), options)
 
     async def write(self, work: Work[T], options: TransactionOptions) -> T:
         """Runs a write. Under the quota of stored bytes, if there is one."""

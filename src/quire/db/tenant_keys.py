@@ -20,7 +20,6 @@ from sqlalchemy import Connection, bindparam, select, text, update
 from quire.db.column_types import DATA_KEY_BYTES, Sealed, StaleKey, TenantCipher, current_cipher
 from quire.db.database import Database, TransactionOptions, Work
 from quire.db.dialects import insert_or_ignore
-from quire.db.raw_sql import fetch
 from quire.db.schema import metadata, tenant_keys
 from quire.errors import InvalidConfiguration, MissingExtra
 from quire.model.ids import now
@@ -252,7 +251,7 @@ def list_encrypted_tenants(connection: Connection, _tenant: str) -> list[str]:
 
 def _with_cipher(work: Work[T], tenant: str, cipher: TenantCipher, *, writes: bool) -> Work[T]:
     def run(connection: Connection) -> T:
-        if writes and [row[0] for row in fetch(connection, _KEY, {"tenant": tenant})] != [cipher.key_id]:
+        if writes and connection.execute(_KEY, {"tenant": tenant}).scalars().all() != [cipher.key_id]:
             # The tenant was purged: what is encrypted with its key could not be read again.
             raise StaleKey
         token = current_cipher.set(cipher)
@@ -265,8 +264,8 @@ def _with_cipher(work: Work[T], tenant: str, cipher: TenantCipher, *, writes: bo
 
 
 def _read_key(connection: Connection, tenant: str) -> bytes | None:
-    rows = fetch(connection, _KEY, {"tenant": tenant})
-    return rows[0][1] if rows else None
+    row = connection.execute(_KEY, {"tenant": tenant}).first()
+    return row.wrapped if row is not None else None
 
 
 def _check_unused(connection: Connection, tenant: str) -> None:

@@ -18,7 +18,7 @@ from sqlalchemy import update as update_rows
 
 from quire.db.column_types import seal_value
 from quire.db.dialects import insert_or_ignore, upsert
-from quire.db.raw_sql import fetch, fetch_binary, yield_to_event_loop
+from quire.db.raw_sql import yield_to_event_loop
 from quire.db.schema import branches, entries, message_segments, terms, unindexed_branches
 from quire.db.store_part import StorePart, read, read_bulk, read_inline, write_bulk
 from quire.errors import InvalidEntry, StaleSegment, UnreadableSegment
@@ -95,7 +95,7 @@ _UNMARK = delete(unindexed_branches).where(
 def list_segments(connection: Connection, tenant: str, branch: Branch) -> list[SegmentRef]:
     """The segments along a branch, oldest first. The last one of a parent may extend beyond the fork."""
     params = _list_segment_ranges(tenant, branch)
-    return [SegmentRef(*row) for each in params for row in fetch(connection, _SEGMENT_RANGE, each)]
+    return [SegmentRef(*row) for each in params for row in connection.execute(_SEGMENT_RANGE, each)]
 
 
 def _list_segment_ranges(tenant: str, branch: Branch) -> list[dict[str, Any]]:
@@ -119,7 +119,7 @@ def read_segments(
     data_by_revision: dict[int, SegmentData] = {}
     for branch, first, last in _group_consecutive(refs):
         params = {"tenant": tenant, "conversation": conversation, "branch": branch, "first": first, "last": last}
-        for revision, columns, term_data in fetch_binary(connection, SEGMENT_DATA, params):
+        for revision, columns, term_data in connection.execute(SEGMENT_DATA, params):
             data_by_revision[revision] = SegmentData(columns, term_data)
     if missing := [ref for ref in refs if ref.revision not in data_by_revision]:
         conversations.get_conversation(connection, tenant, conversation)
@@ -591,7 +591,7 @@ def read_message_index(
     revision = scope.revision
     if revision > after_revision:
         params = {"tenant": tenant, "revision": after_revision, "limit": MAX_CHANGES}
-        rows = fetch_binary(connection, CHANGED_SEGMENTS, params)
+        rows = connection.execute(CHANGED_SEGMENTS, params).all()
         changes = tuple(SegmentColumns._make(row[1:]) for row in rows)
         if len(rows) == MAX_CHANGES:
             return MessageIndexRead(rows[-1][0], False, True, changes, {})
@@ -604,7 +604,7 @@ def read_message_index(
             statement = _build_sqlite_query(len(chunk))
             chunk_terms = {f"term_{number}": term for number, term in enumerate(chunk)}
         params = {"tenant": tenant, "scope": sealed_scope, **chunk_terms}
-        for term, block, data in fetch_binary(connection, statement, params):
+        for term, block, data in connection.execute(statement, params):
             postings[term].append((block, data))
     return MessageIndexRead(revision, True, scope.format == FORMAT_VERSION, changes, postings)
 

@@ -16,7 +16,6 @@ from sqlalchemy import Connection, select, text
 from quire.db import schema
 from quire.db.column_types import VECTOR_TERM_PREFIX, seal_value
 from quire.db.pgvector import uses_pgvector
-from quire.db.raw_sql import fetch_binary
 from quire.errors import StoreError
 from quire.index import inverted_index
 from quire.search.postings import IndexRowKey
@@ -167,7 +166,7 @@ def _compare_in_process(
     scores: list[NDArray[np.float32]] = []
     scope = seal_value(schema.terms.c.scope, params["scope"])
     block_params = {**params, "scope": scope, "term": _vector_term(embedder, len(query)), "last": -1}
-    while blocks := fetch_binary(connection, _VECTOR_BLOCKS, block_params):
+    while blocks := connection.execute(_VECTOR_BLOCKS, block_params).all():
         for _, block in blocks:
             number, rows = _split_rows(block, len(query))
             numbers.append(number)

@@ -15,7 +15,6 @@ from sqlalchemy.exc import IntegrityError
 from quire.db.column_types import is_encrypting
 from quire.db.dialects import insert_rows, sanitize_text, upsert
 from quire.db.notifications import mark_changed
-from quire.db.raw_sql import execute, fetch
 from quire.db.schema import branches, continued_sessions, conversations, uncounted_branches, unindexed_branches
 from quire.db.store_part import P, T
 from quire.errors import BranchNotFound, ConversationExists, ConversationNotFound, EntryNotFound, InvalidRequest
@@ -167,7 +166,7 @@ def to_branch_row(tenant: str, branch: Branch) -> dict[str, Any]:
 
 
 def get_conversation(connection: Connection, tenant: str, conversation: str) -> ConversationRecord:
-    for row in fetch(connection, _CONVERSATION, {"tenant": tenant, "conversation": conversation}):
+    for row in connection.execute(_CONVERSATION, {"tenant": tenant, "conversation": conversation}):
         return _to_conversation(row)
     raise ConversationNotFound(f"There is no conversation {conversation!r} for this tenant.")
 
@@ -400,7 +399,7 @@ def lock_branch(connection: Connection, tenant: str, conversation: str, number: 
 
 def _read_branch(connection: Connection, statement: BranchQuery, tenant: str, conversation: str, number: int) -> Branch:
     params = {"tenant": tenant, "conversation": conversation, "branch": number}
-    for row in fetch(connection, statement, params):
+    for row in connection.execute(statement, params):
         return parse_branch_row(row)
     get_conversation(connection, tenant, conversation)
     raise BranchNotFound(f"Conversation {conversation!r} has no branch {number}.")
@@ -424,7 +423,7 @@ def lock_branches(
 
 def _read_branches(connection: Connection, statement: BranchQuery, tenant: str, conversation: str) -> list[Branch]:
     get_conversation(connection, tenant, conversation)
-    rows = fetch(connection, statement, {"tenant": tenant, "conversation": conversation})
+    rows = connection.execute(statement, {"tenant": tenant, "conversation": conversation}).all()
     return list(map(parse_branch_row, rows))
 
 
@@ -463,14 +462,14 @@ def move_head(connection: Connection, tenant: str, branch: Branch) -> None:
     overwrite_branch(connection, tenant, branch._replace(updated_at=updated_at))
     row = {"tenant": tenant, "conversation": branch.conversation, "branch": branch.number, "last_seq": branch.head_seq}
     for outbox in (unindexed_branches, uncounted_branches):
-        execute(connection, upsert(connection, outbox, replace=["last_seq"]), row)
+        connection.execute(upsert(connection, outbox, replace=["last_seq"]), row)
 
 
 def overwrite_branch(connection: Connection, tenant: str, branch: Branch) -> None:
     row = to_branch_row(tenant, branch)
     key = {f"of_{name}": row[name] for name in ("tenant", "conversation", "branch")}
     params = key | {name: row[name] for name in _MUTABLE_BRANCH_COLUMNS}
-    execute(connection, OVERWRITE_BRANCH, params)
+    connection.execute(OVERWRITE_BRANCH, params)
     with _branches_lock:
         branches_by_row[tuple(row[name] for name in (*BRANCH_FIELDS, ROW_DIGEST))] = branch
     mark_changed(connection, tenant, branch.conversation)
@@ -478,7 +477,7 @@ def overwrite_branch(connection: Connection, tenant: str, branch: Branch) -> Non
 
 def touch_conversation(connection: Connection, tenant: str, conversation: str, at: int) -> None:
     """Sets `updated_at` to `at`, unless it is later: transactions may commit in another order than they began."""
-    execute(connection, _TOUCH_CONVERSATION, {"of_tenant": tenant, "of_conversation": conversation, "updated_at": at})
+    connection.execute(_TOUCH_CONVERSATION, {"of_tenant": tenant, "of_conversation": conversation, "updated_at": at})
 
 
 _TOUCH_CONVERSATION = (

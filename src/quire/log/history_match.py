@@ -11,7 +11,7 @@ from sqlalchemy import Connection, bindparam, select
 
 from quire.db import dialects
 from quire.db.column_types import is_encrypting, open_value, seal_value
-from quire.db.raw_sql import execute_sql, fetch
+from quire.db.raw_sql import execute_sql
 from quire.db.schema import branches, manifests
 from quire.db.schema import conversations as conversations_table
 from quire.errors import ConversationNotFound
@@ -91,8 +91,8 @@ def _find_hit_sqlite(connection: Connection, scope: _Scope, paths: Sequence[byte
     index, matched_conversation, number, seq = found
     branch = conversations.get_branch(connection, tenant, matched_conversation, number)
     params = {"tenant": tenant, "conversation": matched_conversation, "branch": number, "seq": seq}
-    manifest = fetch(connection, _MANIFEST, params)
-    return _Hit(BranchMatch(index + 1, branch, seq, manifest[0][0] if manifest else None), is_preferred)
+    manifest = connection.execute(_MANIFEST, params).scalar()
+    return _Hit(BranchMatch(index + 1, branch, seq, manifest), is_preferred)
 
 
 def _find_hit_postgres(connection: Connection, scope: _Scope, paths: Sequence[bytes]) -> _Hit | None:

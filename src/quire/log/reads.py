@@ -9,7 +9,6 @@ from sqlalchemy import Connection, Integer, Select, and_, bindparam, func, liter
 
 from quire.db.column_types import is_encrypting, measure_plaintext
 from quire.db.database import check_inline_rows, fetch_all
-from quire.db.raw_sql import fetch
 from quire.db.schema import archives, entries
 from quire.db.store_part import EntriesOffloaded
 from quire.errors import EntryNotFound
@@ -144,7 +143,7 @@ def read_own_range(
 ) -> list[Entry]:
     """Entries of the branch's own rows, oldest first."""
     params = {"tenant": tenant, "conversation": conversation, "branch": branch, "first": first, "last": last}
-    return [_to_entry(row) for row in fetch(connection, RANGE, params)]
+    return [_to_entry(row) for row in connection.execute(RANGE, params)]
 
 
 def read_messages(connection: Connection, tenant: str, keys: Sequence[MessageKey]) -> list[Entry | None]:
@@ -431,11 +430,8 @@ def _read_ranges(
             "last": own_range.last,
             **parameters,
         }
-        if limit is None and statement in _FIXED_QUERIES:
-            rows = fetch(connection, statement, params, text_column=_BODY_COLUMN)
-        else:
-            query = statement if limit is None else statement.limit(limit - len(result))
-            rows = fetch_all(connection, connection.execute(query, params), text_column=_BODY_COLUMN)
+        query = statement if limit is None else statement.limit(limit - len(result))
+        rows = fetch_all(connection, connection.execute(query, params), text_column=_BODY_COLUMN)
         result.extend(map(_to_entry, rows))
         if limit is not None and len(result) >= limit:
             break
@@ -443,7 +439,6 @@ def _read_ranges(
 
 
 _BODY_COLUMN = ENTRY_COLUMNS.index(entries.c.body)
-_FIXED_QUERIES = {RANGE, CHANGED, CONTROL_ENTRIES}
 _to_entry: Callable[[tuple[Any, ...]], Entry] = partial(cast(Any, tuple).__new__, Entry)
 
 

@@ -6,7 +6,6 @@ from sqlalchemy import Connection
 
 from quire.access.spending import charge, discard_reservation
 from quire.db.dialects import insert_rows, upsert
-from quire.db.raw_sql import execute
 from quire.db.schema import branches, calibrations, conversations, paths
 from quire.db.stored_bytes import allow_past_quota
 from quire.log import ledger
@@ -107,7 +106,7 @@ def record_reply(
         if record.calibration is not None:
             model, calibration = record.calibration
             row = with_row_digest(calibrations, {"tenant": tenant, "model": model, "calibration": calibration})
-            execute(connection, upsert(connection, calibrations, replace=["calibration", ROW_DIGEST]), row)
+            connection.execute(upsert(connection, calibrations, replace=["calibration", ROW_DIGEST]), row)
         if record.reservation_id is not None:
             discard_reservation(connection, tenant, record.reservation_id)
         if record.cost or record.reservation_id is not None:
