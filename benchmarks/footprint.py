@@ -35,7 +35,7 @@ SENTENCES = (
 WORDS = SENTENCES.split()
 VERBOSE = "--verbose" in sys.argv
 WRITE = re.compile(r"\b(INSERT INTO|UPDATE \S+ SET|DELETE FROM)\b")
-"""A statement that writes, also as a part of another (`quire.db.raw_sql`)."""
+"""A statement that writes, also as a part of another."""
 QUICK_MESSAGES = 4_000
 TURNS_PER_CONVERSATION = 10
 """Questions in a conversation, each with its reply."""

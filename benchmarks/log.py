@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from sqlalchemy.dialects import registry
 
 from infra.postgres import Cluster
-from quire.db import migrate, raw_sql
+from quire.db import migrate
 from quire.db.schema import entries, paths
 from quire.log import conversations, reads
 from quire.model import Compaction, Draft, Message, Span, TokenCount
@@ -55,7 +56,10 @@ def compile_statements(backend: str) -> dict[str, str]:
         "path": paths.insert(),
         "head": conversations.OVERWRITE_BRANCH,
     }
-    return {name: raw_sql.compile_sql(statement, backend) for name, statement in compiled.items()}
+    driver = {"sqlite": "sqlite.pysqlite", "postgresql": "postgresql.psycopg"}[backend]
+    paramstyle = {"sqlite": "named", "postgresql": "pyformat"}[backend]
+    dialect = registry.load(driver)(paramstyle=paramstyle)
+    return {name: str(statement.compile(dialect=dialect)) for name, statement in compiled.items()}
 
 
 class BareDriver:

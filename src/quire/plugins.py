@@ -11,7 +11,15 @@ from typing import Any, Literal
 
 _logger = logging.getLogger(__name__)
 
-PluginGroup = Literal["quire.access", "quire.checks", "quire.commands", "quire.resume", "quire.routes", "quire.sources"]
+PluginGroup = Literal[
+    "quire.access",
+    "quire.checks",
+    "quire.commands",
+    "quire.key_wrappers",
+    "quire.resume",
+    "quire.routes",
+    "quire.sources",
+]
 OWN_DISTRIBUTION = "quire-core"
 
 

@@ -25,7 +25,7 @@ from quire.db import migrate, tenant_keys
 from quire.db.column_types import Bytes, ChangedCiphertext, Sealed, SealedText, StaleKey, TenantCipher
 from quire.db.database_url import is_postgres
 from quire.db.schema import metadata
-from quire.db.tenant_keys import KeyCommand, LocalKeys, TenantKeys
+from quire.db.tenant_keys import TenantKeys
 from quire.engine import open_engine
 from quire.errors import InvalidConfiguration
 from quire.index.types import memory_scope
@@ -34,6 +34,7 @@ from quire.log.transcripts import TranscriptKey, TranscriptLine
 from quire.log.types import Citation, ConversationOrigin
 from quire.model import Message
 from quire.store import SqlStore
+from quire.team.key_wrappers import KeyCommand, LocalKeys
 from quire.team.store import TeamStore
 from quire.turns.leases import LeaseGrant
 

@@ -21,7 +21,7 @@ from infra.sizes import IS_FULL_SIZE
 from quire.db import schema
 from quire.db.database_url import is_postgres
 from quire.db.store_part import read, write
-from quire.db.tenant_keys import LocalKeys, TenantKeys
+from quire.db.tenant_keys import TenantKeys
 from quire.engine import Engine
 from quire.engine.config import EngineConfig
 from quire.engine.message_index import index_messages
@@ -39,6 +39,7 @@ from quire.model import FilePart, Message, iter_paths
 from quire.settings import Settings
 from quire.store import SqlStore
 from quire.store.archives import ARCHIVED_TABLES, UPLOAD_MICROS, unpack_lines
+from quire.team.key_wrappers import LocalKeys
 
 CANARY = "sk-canary-81b2f7d3a9"
 KILLS = 40 if IS_FULL_SIZE else 3

@@ -12,8 +12,9 @@ from gateway_fixtures import run_gateway
 
 from infra.scripted_provider import ScriptedReply, play, run_scripted_provider
 from proxy.client_lists import Item, make_answer, make_calls, make_question, make_results
-from quire.db.tenant_keys import LocalKeys, TenantKeys
+from quire.db.tenant_keys import TenantKeys
 from quire.store import SqlStore
+from quire.team.key_wrappers import LocalKeys
 
 pytestmark = [pytest.mark.nightly, pytest.mark.every_database]
 
