@@ -136,6 +136,11 @@ def test_one_setting_of_the_user_does_not_trust_the_rest(home: CliHome):
     assert read_setting("base_url") is None
 
 
+def test_init_here_is_trusted(home: CliHome):
+    assert invoke_cli("init", "--here", "--model", "gpt-4.1").exit_code == 0
+    assert read_setting("model") == "gpt-4.1"
+
+
 @pytest.mark.skipif(sys.platform == "win32" or os.getuid() != 0, reason="only root gives a file to another user")
 def test_another_users_file_is_never_asked_about(home: CliHome):
     path = write(home.project, 'strategy = "discard"\n')

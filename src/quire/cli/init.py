@@ -14,6 +14,7 @@ import typer
 from quire.cli import paths
 from quire.cli.local_models import DEFAULT_SERVER_ADDRESSES, LocalModelServer, ServerAddress, find_local_servers
 from quire.cli.output import Result, Verbatim
+from quire.cli.workspace_trust import read_project_file, remember
 from quire.errors import InvalidConfiguration, InvalidRequest
 from quire.llm.providers import PROVIDERS
 from quire.schemas.setup import InitSchema, ModelAlternativeSchema
@@ -49,15 +50,18 @@ class ModelChoice(NamedTuple):
 def command(
     *,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing settings file.")] = False,
+    here: Annotated[bool, typer.Option("--here", help="Write ./quire.toml, for this project only.")] = False,
     model: Annotated[str | None, typer.Option(help="Use this model instead of a detected one.")] = None,
     base_url: Annotated[str | None, typer.Option(help="Use this OpenAI-compatible server.")] = None,
     vault: Annotated[Path | None, typer.Option(help="The folder of notes that links and @paths refer to.")] = None,
 ) -> Result:
     """Write a settings file, with a model detected from API keys or local servers."""
-    path = paths.get_user_settings_path(os.environ)
+    path = Path.cwd() / paths.SETTINGS_FILENAME if here else paths.get_user_settings_path(os.environ)
     if path.exists() and not force:
         raise InvalidConfiguration(f"{path} already exists; overwrite it with `quire init --force`.")
     result = write_initial_settings(path, os.environ, model=model, base_url=base_url, vault=vault)
+    if here and (written := read_project_file(path.parent)) is not None:
+        remember(written, "trusted")
     return Result(result, lambda _: [Verbatim(format_init_result(result))])
 
 
