@@ -18,7 +18,7 @@ GROWN_FILL = 70
 COPY_GAP_MICROS = 86_400_000_000
 """Each copy was updated a day after the one before."""
 
-_CONVERSATION_TABLES = ("conversations", "branches", "entries", "paths", "manifests", "request_bodies", "costs")
+_CONVERSATION_TABLES = ("conversations", "branches", "entries", "paths", "manifests", "exchanges", "costs")
 _TENANT_TABLES = (*_CONVERSATION_TABLES, "blobs", "blob_uses", "message_segments", "terms", "search_scopes")
 
 _ID: LiteralString = "'c' || lpad(copy::text, 3, '0') || '-' || conversation"

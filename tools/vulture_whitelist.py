@@ -48,6 +48,7 @@ serve_run
 # Fields of values that are stored, or returned as JSON.
 (
     compaction_seq,
+    first_byte_at,
     first_message,
     forwarding,
     has_more,

@@ -425,9 +425,12 @@ def test_where_the_requests_of_a_run_go_and_where_not(run_home: RunHome, tmp_pat
         # A model server that does not answer is named before the agent runs.
         completed = run_home.run("claude", QUIRE_BASE_URL="http://127.0.0.1:1/v1", QUIRE_MODEL="qwen3")
         assert run_home.read_report()["status"] == 502
-        first, last = completed.stderr.splitlines()
+        first, recorded, unanswered, place = completed.stderr.splitlines()
         assert "No model server answers at http://127.0.0.1:1/v1" in first
-        assert last == "Quire recorded no reply in this run. Upstreams: claude-* at http://127.0.0.1:1/v1"
+        assert recorded == "Quire recorded no reply in this run. Upstreams: claude-* at http://127.0.0.1:1/v1"
+        assert unanswered.startswith("1 request was not answered: no answer: ")
+        assert "127.0.0.1:1" in unanswered
+        assert "`quire context show" in place
 
         # Nothing reaches a host that the settings do not name, such as the program's own provider.
         settings = tmp_path / "config/quire/quire.toml"

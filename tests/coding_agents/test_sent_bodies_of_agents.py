@@ -11,12 +11,14 @@ from sqlalchemy import Connection, func, select
 from test_claude_through_gateway import make_upstreams
 
 from infra.real_agents import Claude, Codex
-from infra.scripted_provider import ProviderRequest, ScriptedCall, ScriptedProvider, ScriptedReply
+from infra.scripted_provider import ProviderRequest, ScriptedCall, ScriptedError, ScriptedProvider, ScriptedReply
 from infra.sizes import IS_FULL_SIZE
-from quire.db.schema import request_bodies
+from quire.cli.run_host import describe_refusals
+from quire.db.schema import exchanges
 from quire.db.store_part import read
 from quire.engine import Engine, EngineConfig
 from quire.ledger import find_decision, load_sent_body
+from quire.ledger.timeline import load_timeline
 from quire.settings import Settings
 from quire.store import SqlStore
 
@@ -59,8 +61,8 @@ async def check_given_back(database_url: str, provider: ScriptedProvider) -> Non
                         given.append(body)
 
         def measure(connection: Connection, tenant: str) -> tuple[int, int, int]:
-            columns = func.count(), func.sum(request_bodies.c.size), func.sum(func.length(request_bodies.c.delta))
-            count, size, stored = connection.execute(select(*columns).where(request_bodies.c.tenant == tenant)).one()
+            columns = func.count(), func.sum(exchanges.c.size), func.sum(func.length(exchanges.c.request))
+            count, size, stored = connection.execute(select(*columns).where(exchanges.c.tenant == tenant)).one()
             return count, size, stored
 
         count, size, stored = await store.run(read, measure)
@@ -84,6 +86,30 @@ async def test_requests_of_claude_code_are_given_back(
         assert run.exit_code == 0, run.stdout + run.stderr
     assert len(provider.requests) > STEPS
     await check_given_back(database_url, provider)
+
+
+async def test_refused_requests_of_claude_code_are_stored_and_shown(
+    store: SqlStore, provider: ScriptedProvider, make_claude: MakeClaude
+):
+    words = "messages.0.content.3: text content blocks must be non-empty"
+    provider.script = lambda request: ScriptedReply(error=ScriptedError(400, "invalid_request_error", words))
+    upstreams = make_upstreams(provider.openai_url, "messages")
+    async with run_gateway(store, provider.openai_url, upstreams=upstreams, context_limit=1_000_000) as harness:
+        claude = make_claude(**get_address(harness))
+        runs = [await claude.run("Look at it."), await claude.run("And now?", "--continue"), await claude.run("Again.")]
+        assert all(words in run.answer for run in runs)
+        found = [each for each in await store.list_unanswered() if each.model == claude.model]
+        assert len(found) >= 3
+        assert {each.describe() for each in found} == {f"400: {words}"}
+        lines = await describe_refusals(store, [*dict.fromkeys(each.conversation for each in found)], since=0)
+        assert lines[0] == f"{len(found)} requests were refused: 400: {words}"
+        for each in found:
+            assert each in (await load_timeline(store, each.conversation)).unanswered
+            content = await store.read_exchange(each.conversation, each.id)
+            assert content is not None
+            assert (content.request or "").encode() in [request.raw for request in provider.requests]
+            assert not {"authorization", "x-api-key"} & content.request_headers.keys()
+            assert content.request_headers["x-claude-code-session-id"]
 
 
 async def test_requests_of_codex_are_given_back(database_url: str, provider: ScriptedProvider, make_codex: MakeCodex):

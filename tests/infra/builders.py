@@ -6,7 +6,8 @@ from hashlib import sha256
 from hypothesis import HealthCheck, settings
 
 from quire.log import Blob, ReplyRecord
-from quire.log.request_bodies import encode_body
+from quire.log.exchanges import SentBody, build_row, encode_answer, encode_body, encode_request
+from quire.log.types import ExchangeEnd
 from quire.model import Compaction, Decision, Draft, Entry, ForwardedRequest, Manifest, Message, Policy, TokenCount
 from quire.model.entry_bodies import kind_of
 from quire.store import SqlStore
@@ -70,8 +71,35 @@ def make_turn(
         blobs=blobs,
         calibration=("test", calibration),
         cost=0.25,
-        body=encode_body(body, None) if body is not None else None,
     )
+
+
+async def with_exchange(
+    store: SqlStore,
+    conversation: str,
+    turn: ReplyRecord,
+    body: bytes,
+    *,
+    id: str = "exchange",
+    base: SentBody | None = None,
+) -> ReplyRecord:
+    """The turn as the answer to a request with this body, which is stored before."""
+    content = encode_request("messages", {"x-app": "cli"}, body)
+    row = build_row(
+        conversation=conversation,
+        id=id,
+        road="managed",
+        reason="unchanged",
+        model="test",
+        branch=0,
+        after_seq=0,
+        started_at=1,
+        body=encode_body(content, base),
+    )
+    stored = await store.begin_exchange(row)
+    assert stored is not None
+    end = ExchangeEnd("answered", 200, None, 2, 3, encode_answer({"request-id": "req_1"}, b""))
+    return turn._replace(exchange=(stored, end))
 
 
 def make_entry(seq: int, body: Message | Compaction, message_counter: MessageCounter | None = None) -> Entry:

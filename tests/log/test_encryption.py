@@ -18,7 +18,7 @@ from sqlalchemy import Text
 from sqlalchemy.dialects import sqlite
 from test_purge import CANARY, CANARY_PLACES, canary, index_all, plant_canaries
 
-from infra.builders import export_lines, make_messages, make_turn
+from infra.builders import export_lines, make_messages, make_turn, with_exchange
 from infra.database_dump import contains_text, dump_database
 from infra.postgres import PostgresServer, find_binaries
 from quire.db import migrate, tenant_keys
@@ -29,6 +29,7 @@ from quire.db.tenant_keys import TenantKeys
 from quire.engine import open_engine
 from quire.errors import InvalidConfiguration
 from quire.index.types import memory_scope
+from quire.log.exchanges import encode_answer
 from quire.log.observations import FileVersion
 from quire.log.transcripts import TranscriptKey, TranscriptLine
 from quire.log.types import Citation, ConversationOrigin
@@ -69,7 +70,12 @@ async def plant_elsewhere(store: SqlStore) -> None:
     origin = ConversationOrigin(session=f"project:{CANARY}", client="gemini-cli")
     await store.create_conversation("session", origin=origin)
     await store.set_tags("session", [CANARY])
-    await store.record_reply("session", make_turn(*make_messages(2), body=f'{{"text":"{CANARY}"}}'.encode()))
+    body = f'{{"text":"{CANARY}"}}'.encode()
+    turn = await with_exchange(store, "session", make_turn(*make_messages(2), body=body), body)
+    assert turn.exchange is not None
+    row, end = turn.exchange
+    end = end._replace(error=CANARY, response=encode_answer({"x": CANARY}, CANARY.encode()))
+    await store.record_reply("session", turn._replace(exchange=(row, end)))
     key = TranscriptKey(f"-home-{CANARY}", f"{CANARY}-1", f"agents/{CANARY}")
     await store.transcripts.append(key, [TranscriptLine("1", CANARY)], fold_summary=lambda *_: CANARY)
     await store.memories.add(CANARY, CANARY, source=f"{CANARY}.md", citation=Citation("session", 0, 1))
@@ -125,6 +131,7 @@ async def test_no_text_is_in_a_dump_or_a_log_line_and_everything_is_read_again(
         assert await store.verify_conversation("c") == []
 
 
+EXCHANGE_COLUMNS = {"conversation", "exchange", "base", "road", "reason", "model", "outcome", "row_digest"}
 READABLE_COLUMNS = {
     "conversations": {"conversation", "client", "purpose", "row_digest"},
     "branches": {"conversation", "lineage", "head_digest", "head_path", "row_digest"},
@@ -136,7 +143,7 @@ READABLE_COLUMNS = {
     "pending_objects": {"object"},
     "blob_uses": {"conversation", "digest"},
     "manifests": {"conversation", "request_id", "response_id", "row_digest"},
-    "request_bodies": {"conversation"},
+    "exchanges": EXCHANGE_COLUMNS,
     "imports": {"conversation", "item", "digest"},
     "imported_files": {"file"},
     "continued_sessions": {"imported", "conversation"},

@@ -114,7 +114,7 @@ def test_tables_that_grow_have_partitions_and_every_unique_key_the_tenant(admin_
     """So that the tables can be distributed by tenant, except API keys: see tests/server/test_citus.py."""
     partitions = {name for name in reflect_schema(admin_url).tables if is_partition(name)}
     partitioned = (
-        "entries", "imports", "manifests", "message_segments", "passages", "paths", "request_bodies", "terms",
+        "entries", "exchanges", "imports", "manifests", "message_segments", "passages", "paths", "terms",
         "usage_contributions", "usage_turns",
     )  # fmt: skip
     assert partitions == {f"quire_{table}_{n:02}" for table in partitioned for n in range(16)}

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Table, func, select, update
 from writer_main import OBJECT_STORAGE_VARIABLE
 from writer_processes import start_writers
 
-from infra.builders import make_turn
+from infra.builders import make_turn, with_exchange
 from infra.database_dump import contains_text, dump_database
 from infra.s3_server import run_s3_server
 from infra.sizes import IS_FULL_SIZE
@@ -62,7 +62,8 @@ async def fill(store: SqlStore, name: str = "tides", *, text: str = "At which ho
     await store.create_conversation(name)
     body = f'{{"messages":[{{"role":"user","content":"{text}"}}]}}'.encode()
     rules = Blob("text/plain", b"Answer briefly.")
-    await store.record_reply(name, make_turn(Message.user(text), Message.assistant("It is"), blobs=(rules,), body=body))
+    turn = make_turn(Message.user(text), Message.assistant("It is"), blobs=(rules,), body=body)
+    await store.record_reply(name, await with_exchange(store, name, turn, body))
     for number in range(4):
         await store.append(name, Message.assistant(f"Reply {number}."), Message.user(f"Question {number}."))
     await store.append(name, Message.assistant("The last one."))

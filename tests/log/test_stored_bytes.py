@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import Connection
 
-from infra.builders import make_messages, make_turn
+from infra.builders import make_messages, make_turn, with_exchange
 from quire.access.spending import SpendCaps, StorageDemand
 from quire.db import migrate
 from quire.db.schema import stored_bytes
@@ -82,7 +82,9 @@ async def test_the_count_is_what_the_rows_hold(limited: SqlStore):
     await limited.append("c", Message.user("größer 漢字"), write_text(10))
     for _ in range(2):
         await limited.put_blob(b"blob" * 100)
-    await limited.record_reply("c", make_turn(*make_messages(2), body=random.Random(0).randbytes(300)))
+    body = random.Random(0).randbytes(300)
+    turn = await with_exchange(limited, "c", make_turn(*make_messages(2), body=body), body)
+    await limited.record_reply("c", turn)
     counted = await read_count(limited)
     assert counted > 700
     assert await recount(limited) == counted

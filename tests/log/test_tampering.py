@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import Connection, create_engine, inspect, text
 from sqlalchemy.engine import make_url
 
-from infra.builders import make_messages, make_turn
+from infra.builders import make_messages, make_turn, with_exchange
 from quire.engine import Engine, open_engine
 from quire.engine.config import EngineConfig
 from quire.engine.message_index import index_messages
@@ -24,8 +24,8 @@ from quire.errors import IntegrityViolation
 from quire.index.types import IndexedDocument, Passage, VaultDocument, memory_scope, vault_scope
 from quire.jobs import queue_schema
 from quire.log import Blob, Citation, ConversationOrigin, ConversationRecord, IntegrityFault
+from quire.log.exchanges import SentBody, encode_request
 from quire.log.imports import ImportBatch, ImportItem
-from quire.log.request_bodies import SentBody, encode_body
 from quire.log.transcripts import TranscriptKey, TranscriptLine
 from quire.model import Compaction, Draft, FilePart, Message, Pin, Span, TextPart, TokenCount, Usage
 from quire.model.agents import Agent
@@ -147,10 +147,12 @@ async def write_everything(store: SqlStore) -> None:
     await store.append("c", *make_messages(2), noted, *make_messages(3, start=4), Pin(message=1))
     await store.append("c", Compaction(number=1, covers=Span(first=1, last=2), summary="a word"))
     turn = make_turn(*make_messages(2, start=7), blobs=(Blob("text/plain", b"quoted"),), body=b"a word")
-    reply = (await store.record_reply("c", turn._replace(request_id="request", response_id="response")))[-1]
-    base = SentBody((reply.branch, reply.seq), 0, b"a word")
+    turn = await with_exchange(store, "c", turn._replace(request_id="request", response_id="response"), b"a word")
+    await store.record_reply("c", turn)
+    base = SentBody("exchange", 0, encode_request("messages", {"x-app": "cli"}, b"a word"))
     next_turn = make_turn(*make_messages(2, start=9), body=b"a word and another")
-    await store.record_reply("c", next_turn._replace(body=encode_body(b"a word and another", base)))
+    next_turn = await with_exchange(store, "c", next_turn, b"a word and another", id="next", base=base)
+    await store.record_reply("c", next_turn)
     await store.fork("c", at=5, name="fork")
     await store.append("c", *make_messages(2, start=11), branch=1)
     await store.imports.append([make_import("c", parent=(1, 7))])

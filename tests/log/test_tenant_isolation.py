@@ -11,7 +11,7 @@ import pytest
 from psycopg import errors, sql
 from sqlalchemy import Connection
 
-from infra.builders import make_turn
+from infra.builders import make_turn, with_exchange
 from quire.access.spending import SpendCaps
 from quire.db.dialects import insert_rows
 from quire.db.schema import archived_replies, archives, background_responses, pending_objects
@@ -130,7 +130,8 @@ async def fill_store(store: SqlStore) -> None:
     for number, name in enumerate(names):
         await store.create_conversation(name)
         question = Draft(body=Message.user(name), references=REFERENCES)
-        await store.record_reply(name, make_turn(body=b"a body")._replace(drafts=(question, ANSWER)))
+        turn = make_turn(body=b"a body")._replace(drafts=(question, ANSWER))
+        await store.record_reply(name, await with_exchange(store, name, turn, b"a body"))
         await store.passages.put(f"vault:{number}", [Passage("note.md", name)])
     await store.append(names[0], Message(role="user", parts=(TextPart(text="a file"), file)))
     await store.message_index.put_segments([SEGMENT._replace(conversation=name) for name in names])
@@ -350,6 +351,11 @@ WITHOUT_CONVERSATION = {
     "sum_tokens",
     "match_history",
     "get_request",
+    "begin_exchange",
+    "end_exchange",
+    "list_unanswered",
+    "find_exchange",
+    "read_exchange",
     "find_response",
     "forget_response",
     "get_calibration",

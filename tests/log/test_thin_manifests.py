@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, func, select
 
-from infra.builders import export_lines, make_turn
+from infra.builders import export_lines, make_turn, with_exchange
 from quire.db import schema
 from quire.db.store_part import read
 from quire.engine import Engine, EngineConfig
 from quire.ledger.manifests import diff_manifests, find_decision
 from quire.ledger.replay import replay
-from quire.log.request_bodies import SentBody, encode_body
+from quire.log.exchanges import SentBody, encode_request
 from quire.log.types import Blob
 from quire.model import DocumentReference, Draft, Entry, Message
 from quire.model.ids import now
@@ -31,16 +31,17 @@ async def record(store: SqlStore, count: int, *, branch: int = 0) -> list[Entry]
         turn = make_turn(
             Message.user(f"Question {number}?"), Message.assistant("Aye."), blobs=(RULES, TOOL), body=content
         )
-        turn = turn._replace(body=encode_body(content, base))
+        key = f"{branch}-{len(await store.list_manifests('c', branch=branch))}"
+        turn = await with_exchange(store, "c", turn, content, id=key, base=base)
         replies.append((await store.record_reply("c", turn, branch=branch))[-1])
-        key = (replies[-1].branch, replies[-1].seq)
-        base = SentBody(key, 0 if base is None else base.chain_deltas + 1, content)
+        stored = encode_request("messages", {"x-app": "cli"}, content)
+        base = SentBody(key, 0 if base is None else base.chain_deltas + 1, stored)
     return replies
 
 
 async def count_rows(store: SqlStore) -> dict[str, int]:
     def count(connection: Connection, tenant: str) -> dict[str, int]:
-        tables = (schema.blobs, schema.blob_uses, schema.request_bodies)
+        tables = (schema.blobs, schema.blob_uses, schema.exchanges)
         return {
             table.name.removeprefix("quire_"): connection.execute(
                 select(func.count()).select_from(table).where(table.c.tenant == tenant)
@@ -76,13 +77,13 @@ async def test_a_thinned_manifest_says_why_and_refuses_a_replay(store: SqlStore)
 async def test_texts_and_bodies_that_nothing_needs_any_more_are_deleted(store: SqlStore):
     await store.create_conversation("c")
     await record(store, 4)
-    assert await count_rows(store) == {"blobs": 2, "blob_uses": 8, "request_bodies": 4}
+    assert await count_rows(store) == {"blobs": 2, "blob_uses": 8, "exchanges": 4}
     assert await store.thin_manifests("c", before=now()) == 3
     # The newest body is stored as a difference to the others.
-    assert await count_rows(store) == {"blobs": 2, "blob_uses": 2, "request_bodies": 4}
+    assert await count_rows(store) == {"blobs": 2, "blob_uses": 2, "exchanges": 4}
     newest = (await record(store, 2))[-1]
     assert await store.thin_manifests("c", before=now()) == 2
-    assert await count_rows(store) == {"blobs": 2, "blob_uses": 2, "request_bodies": 2}
+    assert await count_rows(store) == {"blobs": 2, "blob_uses": 2, "exchanges": 2}
     assert await store.get_request_body("c", newest.seq) == b"question 0 question 1 "
     assert await store.verify_conversation("c") == []
 

@@ -185,7 +185,7 @@ async def test_models_are_those_that_requests_can_reach(store: SqlStore):
             assert [model.id for model in models.data] == ["house", "up-1"]
 
 
-async def test_the_upstreams_errors_pass_through_and_nothing_is_recorded(store: SqlStore):
+async def test_the_upstreams_errors_pass_through_and_are_stored(store: SqlStore):
     async def reject(request):
         await request.respond(b'{"error": {"message": "slow down"}}', 429, retry_after="7", x_request_id="up-9")
 
@@ -194,4 +194,5 @@ async def test_the_upstreams_errors_pass_through_and_nothing_is_recorded(store: 
         assert answer.status_code == 429
         assert answer.content == b'{"error": {"message": "slow down"}}'
         assert (answer.headers["retry-after"], answer.headers["x-request-id"]) == ("7", "up-9")
-        assert await store.list_conversations() == []
+        [exchange] = await store.list_unanswered()
+        assert (exchange.conversation, exchange.describe()) == ("c", "429: slow down")

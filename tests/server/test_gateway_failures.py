@@ -76,7 +76,9 @@ async def test_an_upstream_that_fails_before_its_first_word_is_a_clear_error(
         assert answer.headers["content-type"] == "application/problem+json"
         assert "location" not in answer.headers
         assert "evil.example" not in answer.text
-        assert await store.list_conversations() == []
+        [exchange] = await store.list_unanswered()
+        assert exchange.outcome == ("unanswered" if fault in (never_answer, reset_connection, redirect) else "broken")
+        assert (exchange.seq, exchange.error) == (None, answer.json()["detail"])
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,10 @@ async def test_the_upstream_is_released_when_the_client_does_not_wait_for_the_fi
         await asyncio.wait_for(received.wait(), 10)
         waiting.cancel()
         await asyncio.wait_for(released.wait(), 10)
-        assert await store.list_conversations() == []
+        async with asyncio.timeout(10):
+            while not (found := await store.list_unanswered())[0].completed_at:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert [each.outcome for each in found] == ["cancelled"]
 
 
 async def _wait_until_recorded(harness: GatewayHarness, conversation: str, count: int) -> None:

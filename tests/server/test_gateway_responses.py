@@ -278,7 +278,8 @@ async def test_a_failure_within_a_native_stream_passes(store: SqlStore):
         answer = await harness.http.post("/v1/responses", json={"model": MODEL, "input": "Hi", "stream": True})
         events = parse_events(answer.content)
         assert events[-1]["response"]["error"] == {"code": "context_length_exceeded", "message": "Too long."}
-        assert await store.list_conversations() == []
+        [exchange] = await store.list_unanswered()
+        assert (exchange.outcome, exchange.status, exchange.describe()) == ("refused", 200, "Too long.")
 
 
 async def test_a_client_of_chat_completions_with_an_upstream_of_this_format(store: SqlStore):

@@ -11,11 +11,11 @@ from sqlalchemy import Connection, delete, func, select, update
 from fake_upstream import respond_with_text, run_fake_upstream
 from infra.agent_captures import SESSIONS, load_capture, replay_script
 from infra.scripted_provider import run_scripted_provider
-from quire.db.schema import request_bodies
+from quire.db.schema import exchanges
 from quire.db.store_part import read, write
 from quire.engine import Engine, EngineConfig
 from quire.errors import EntryNotFound, ImportFailed, IntegrityViolation
-from quire.log.request_bodies import MAX_CHAIN_DELTAS
+from quire.log.exchanges import MAX_CHAIN_DELTAS
 from quire.proxy.sent_requests import load_sent_request
 from quire.settings import Settings
 from quire.store import SqlStore
@@ -42,8 +42,8 @@ async def read_all(store: SqlStore) -> dict[tuple[str, int, int], bytes]:
 
 async def count_bodies(store: SqlStore, *, whole: bool = False) -> int:
     def count(connection: Connection, tenant: str) -> int:
-        query = select(func.count()).where(request_bodies.c.tenant == tenant, request_bodies.c.size > 0)
-        return connection.execute(query.where(request_bodies.c.base_seq.is_(None)) if whole else query).scalar_one()
+        query = select(func.count()).where(exchanges.c.tenant == tenant, exchanges.c.size > 0)
+        return connection.execute(query.where(exchanges.c.base.is_(None)) if whole else query).scalar_one()
 
     return await store.run(read, count)
 
@@ -128,11 +128,11 @@ async def test_a_purge_deletes_the_bodies_and_later_ones_are_not_stored(store: S
 async def test_a_purge_by_value_finds_what_only_the_bodies_have(store: SqlStore):
     async with run_fake_upstream(respond_with_text("Aye.")) as up, run_gateway(store, up.url) as harness:
         await ask_turns(harness, 3)
-        assert (await store.find_value(SECRET)) == {"request_bodies": 3}
+        assert (await store.find_value(SECRET)) == {"exchanges": 3}
         # Between what is copied and what is new.
-        assert (await store.find_value('"seed": 2}')) == {"request_bodies": 1}
+        assert (await store.find_value('"seed": 2}')) == {"exchanges": 1}
         purged = await store.purge_value(SECRET)
-        assert (purged.rows, purged.remaining) == ({"request_bodies": 3}, ())
+        assert (purged.rows, purged.remaining) == ({"exchanges": 3}, ())
         assert await count_bodies(store) == 0
 
 
@@ -156,8 +156,8 @@ async def test_a_changed_body_is_not_given_back(store: SqlStore):
         [record] = await store.list_conversations()
 
         def damage(connection: Connection, _: str) -> None:
-            connection.execute(update(request_bodies).where(request_bodies.c.seq == 4).values(base_seq=4))
-            connection.execute(delete(request_bodies).where(request_bodies.c.seq == 2))
+            connection.execute(update(exchanges).where(exchanges.c.seq == 4).values(base=exchanges.c.exchange))
+            connection.execute(delete(exchanges).where(exchanges.c.seq == 2))
 
         await store.run(write, damage)
         faults = await store.verify_conversation(record.id)

@@ -324,6 +324,30 @@ def test_endless_streams_end_at_once(tmp_path: Path, upstream: SlowUpstream):
         assert server.wait(10) == 0
 
 
+async def test_a_killed_server_leaves_a_request_that_has_no_end(
+    tmp_path: Path, database_url: str, upstream: SlowUpstream
+):
+    body = {"model": "slow", "messages": [{"role": "user", "content": "Take your time."}], "stream": True}
+    with (
+        start_server(tmp_path, database_url, QUIRE_BASE_URL=upstream.url) as server,
+        server.client.stream("POST", "/v1/chat/completions", json=body) as answer,
+    ):
+        request = answer.headers["x-quire-request"]
+        server.process.kill()
+        server.process.wait()
+        with suppress(httpx2.HTTPError):
+            answer.read()
+    upstream.go.set()
+    async with SqlStore.open(database_url) as store:
+        [exchange] = await store.list_unanswered()
+        assert (exchange.id, exchange.outcome, exchange.completed_at) == (request, None, None)
+        assert "Quire ended" in exchange.describe()
+        content = await store.read_exchange(exchange.conversation, request)
+        assert content is not None
+        assert json.loads(content.request or "") == body
+        assert await store.verify_conversation(exchange.conversation) == []
+
+
 async def test_a_second_signal_ends_it_at_once_and_harms_nothing(
     tmp_path: Path, database_url: str, upstream: SlowUpstream
 ):

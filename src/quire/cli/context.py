@@ -24,6 +24,7 @@ from quire.cli.context_messages import DEFAULT_ENTRY_LIMIT, show_messages
 from quire.cli.context_window import (
     count_items,
     draw_request,
+    draw_unanswered,
     explain_decision,
     format_decision_subject,
 )
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
     from quire.engine import Conversation
     from quire.ledger.cache_history import CacheReport
+    from quire.log.exchanges import ExchangeRecord
     from quire.model import Decision, Manifest
     from quire.model.manifest import LearnedRank
     from quire.proxy.edit_effects import RestoredCounts
@@ -111,6 +113,7 @@ async def show(
     if request:
         return await _show_request(target, reply)
     from quire.engine.client_requests import find_last_client_request
+    from quire.ledger.timeline import list_unanswered
     from quire.schemas.entries import entry_to_schema
 
     is_named = reply is not None
@@ -125,6 +128,11 @@ async def show(
         entry = await store.get_entry(conversation.id, reply, branch=conversation.branch) if reply is not None else None
         waiting = await load_waiting_edits(conversation) if not is_named else None
         restored = await _load_restored(conversation, manifest) if not is_next else None
+        unanswered: list[ExchangeRecord] = []
+        if not is_named:
+            unanswered = await list_unanswered(
+                store, conversation.id, branch=conversation.branch, since=max(0, (reply or 0) - 1)
+            )
     answer = entry_to_schema(entry) if entry is not None else None
     document = {
         "conversation": manifest.conversation,
@@ -136,6 +144,7 @@ async def show(
         "entry": answer,
         "servers_not_started": missing,
         "restored": restored,
+        "unanswered": unanswered,
     }
 
     def draw(console: "Console") -> "Iterable[RenderableType]":
@@ -146,6 +155,7 @@ async def show(
                 f"{pluralize(restored.all_messages, 'message')} and {restored.results:,} of "
                 f"{pluralize(restored.all_results, 'tool result')}."
             )
+        yield from draw_unanswered(unanswered)
         if waiting is not None:
             yield make_text(f"\n{_name_waiting(waiting)}")
             yield make_text("\n".join(format_waiting_edits(waiting)))

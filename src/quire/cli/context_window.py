@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
+    from quire.log.exchanges import ExchangeRecord
     from quire.model import Decision, Manifest
     from quire.schemas.entries import EntrySchema
 
+MAX_LISTED_EXCHANGES = 12
+"""Requests without a whole reply that are listed, the newest ones."""
 MAX_BAR_COLUMNS = 100
 """Maximum width of the bar; more columns add no information."""
 
@@ -145,6 +148,20 @@ EXCLUSION_REASONS = {
     "compacted_by_provider": "compacted by the provider: its summary replaces it on the provider's side",
 }
 """Explanations of exclusion reasons, for people; narrow tables print the part before the colon."""
+
+
+def draw_unanswered(found: "Sequence[ExchangeRecord]") -> "Iterable[RenderableType]":
+    """Lists requests without a whole reply, each with the entry that it came after."""
+    if not found:
+        return
+    newest = found[-MAX_LISTED_EXCHANGES:]
+    listed = "" if len(newest) == len(found) else f", the newest {len(newest)}"
+    yield make_text(f"\n{pluralize(len(found), 'request')} without a whole reply{listed}:")
+    yield make_table(
+        "after", "request", "what came back",
+        rows=[(f"#{each.after_seq}" if each.after_seq else "start", each.id, each.describe()) for each in newest],
+        wrapped=("what came back",),
+    )  # fmt: skip
 
 
 def draw_request(

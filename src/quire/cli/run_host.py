@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from asyncio import StreamReader, StreamWriter
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -42,7 +43,7 @@ from quire.cli.agent_programs import (
 )
 from quire.cli.common import run_async, to_exit_code
 from quire.cli.local_models import is_local
-from quire.cli.output import sanitize, to_one_line
+from quire.cli.output import pluralize, sanitize, to_one_line
 from quire.cli.server_setup import ServeOptions, build_options, check_server_extra, open_app, preload_modules
 from quire.cli.service_client import HAS_UNIX_SOCKETS, MAX_MESSAGE_BYTES, UserSocket
 from quire.cli.workspace_trust import ignore_untrusted, is_trusted, read_project_file
@@ -66,6 +67,8 @@ PROBE_SECONDS = 1.0
 """Seconds to connect to a model server on this machine."""
 MAX_TITLE_CHARS = 60
 """Length of a conversation's title in the note at the end."""
+MAX_NAMED_REFUSALS, MAX_REFUSAL_CHARS = 3, 300
+"""Reasons of refused requests that the note at the end names, and the length of each."""
 MAX_NAMED_FACTS, MAX_FACT_CHARS = 5, 100
 """Facts that the note at the end names, and the length of each."""
 KEY_DAYS = 30
@@ -375,15 +378,36 @@ async def _describe_result(
         # A request that failed may have created none.
         with suppress(ConversationNotFound):
             record = await state.store.get_conversation(name)
-            if record.is_main:
+            branches = await state.store.list_branches(name)
+            if record.is_main and any(each.head_seq for each in branches):
                 [newest] = await state.store.fill_titles(record)
                 break
     if newest is None:
         upstreams = [f"{pattern} at {each.base_url}" for pattern, each in settings.upstreams.items()]
-        return [f"Quire recorded no reply in this run. Upstreams: {', '.join(upstreams) or settings.base_url}"]
+        lines = [f"Quire recorded no reply in this run. Upstreams: {', '.join(upstreams) or settings.base_url}"]
+        return lines + await describe_refusals(state.store, conversations, since=since)
     title = to_one_line(newest.title, MAX_TITLE_CHARS)
     commands = f"  `quire context show {newest.id} --messages`, or `quire serve --open`"
-    return [f"Quire recorded “{title}”\n{commands}", *await describe_losses(state.store, newest, since=since)]
+    lines = [f"Quire recorded “{title}”\n{commands}", *await describe_losses(state.store, newest, since=since)]
+    return lines + await describe_refusals(state.store, conversations, since=since)
+
+
+async def describe_refusals(store: "SqlStore", conversations: Sequence[str], *, since: int) -> list[str]:
+    """Says which requests got no whole reply, and what came back. Those that the client left do not count."""
+    found = [
+        each
+        for conversation in conversations
+        for each in await store.list_unanswered(conversation=conversation, since=since)
+        if each.outcome in ("refused", "broken", "unanswered")
+    ]
+    lines: list[str] = []
+    described = Counter((each.outcome == "refused", each.describe()) for each in found)
+    for (is_refused, text), count in described.most_common(MAX_NAMED_REFUSALS):
+        verb, result = "was" if count == 1 else "were", "refused" if is_refused else "not answered"
+        lines.append(f"{pluralize(count, 'request')} {verb} {result}: {to_one_line(text, MAX_REFUSAL_CHARS)}")
+    if found:
+        lines.append(f"  `quire context show {found[-1].conversation}` shows where.")
+    return lines
 
 
 def describe_gap(times: Sequence[float]) -> str:

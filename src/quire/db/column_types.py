@@ -271,7 +271,7 @@ def bind_places(metadata: MetaData) -> None:
     """Sets the place of each column of these tables."""
     for table in metadata.tables.values():
         for column in table.c:
-            if isinstance(column.type, Sealed):
+            if isinstance(column.type, Sealed) and not column.type.place:
                 column.type.place = f"{table.name}.{column.name}".encode()
 
 

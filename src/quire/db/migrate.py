@@ -20,10 +20,10 @@ from quire.db.pgvector import enable_pgvector
 from quire.db.schema import ALL_COLUMNS, FUNCTIONS, Rights, metadata
 from quire.errors import InvalidConfiguration, SchemaOutdated, StoreBusy
 
-SCHEMA_VERSION = "0016"
+SCHEMA_VERSION = "0017"
 FIRST_VERSION = "0013"
 """The schema of the first migration. Earlier ones were never released."""
-OLDEST_READER = "0016"
+OLDEST_READER = "0017"
 """The oldest schema version whose code can use this schema. A migration that only expands does not change it."""
 VERSION_TABLE = "quire_version"
 

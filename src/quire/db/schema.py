@@ -199,20 +199,37 @@ manifests = Table(
 
 `response_id` is the id by which a client may refer to the reply. An upstream may repeat one."""
 
-request_bodies = Table(
-    "quire_request_bodies",
+exchanges = Table(
+    "quire_exchanges",
     metadata,
     Column("tenant", Text, primary_key=True),
     Column("conversation", Text, primary_key=True),
-    Column("branch", Integer, primary_key=True, autoincrement=False),
-    Column("seq", BigInteger, primary_key=True, autoincrement=False),
-    Column("base_branch", Integer),
-    Column("base_seq", BigInteger),
+    Column("exchange", Text, primary_key=True),
+    Column("base", Text),
+    Column("road", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("branch", Integer, nullable=False),
+    Column("after_seq", BigInteger, nullable=False),
+    Column("seq", BigInteger),
+    Column("started_at", BigInteger, nullable=False),
+    Column("first_byte_at", BigInteger),
+    Column("completed_at", BigInteger),
+    Column("outcome", Text),
+    Column("status", Integer),
+    Column("error", SealedText),
     Column("size", BigInteger, nullable=False),
-    Column("delta", SealedBytes, nullable=False),
-    info=grant_rights(deletes=True),
-)
-"""Bodies of requests as the gateway sent them, by the number of their reply: see `quire.log.request_bodies`."""
+    # Requests that were in `quire_request_bodies` are authenticated with that place.
+    Column("request", SealedBytes(b"quire_request_bodies.delta"), nullable=False),
+    Column("response", SealedBytes, nullable=False),
+    Column("row_digest", Bytes),
+    info=grant_rights(
+        "branch", "after_seq", "seq", "first_byte_at", "completed_at", "outcome", "status", "error", "response",
+        "row_digest", deletes=True,
+    ),
+)  # fmt: skip
+"""What passed through the gateway, by the id of the request: see `quire.log.exchanges`. Rows that were in
+`quire_request_bodies` have no digest: the manifest of their reply has that of the body."""
 
 imports = Table(
     "quire_imports",

@@ -1,4 +1,4 @@
-"""Stored bytes of tenants with a quota: their entries, blobs and request bodies.
+"""Stored bytes of tenants with a quota: their entries, blobs and exchanges.
 
 A write transaction adds up what it stores, and adds the sum to the tenant's row as its last statement. The row stays
 locked until the commit, so that the quota holds for all servers together. Without a quota nothing is counted, and no
@@ -14,7 +14,7 @@ from sqlalchemy import cast as sql_cast
 
 from quire.db.column_types import is_encrypting, measure_plaintext
 from quire.db.dialects import insert_or_ignore
-from quire.db.schema import archives, blobs, entries, request_bodies, stored_bytes
+from quire.db.schema import archives, blobs, entries, exchanges, stored_bytes
 from quire.errors import StorageQuotaReached, StoreError
 
 T = TypeVar("T")
@@ -97,7 +97,9 @@ def recount_bytes(connection: Connection, tenant: str, *, start: bool = False) -
     if connection.execute(own_row.with_for_update()).first() is None:
         return
     is_postgres, total = connection.dialect.name == "postgresql", 0
-    columns: tuple[Column[Any], ...] = (entries.c.body, entries.c.notes, blobs.c.data, request_bodies.c.delta)
+    columns: tuple[Column[Any], ...] = (
+        entries.c.body, entries.c.notes, blobs.c.data, exchanges.c.request, exchanges.c.response,
+    )  # fmt: skip
     for column in columns:
         # On PostgreSQL the length is read without the content.
         size = func.octet_length(column) if is_postgres else func.length(sql_cast(column, BLOB))

@@ -17,8 +17,6 @@ from quire.engine.state import EngineState
 from quire.engine.turn_totals import deduplicate_references, read_turn_steps
 from quire.errors import ModelContextOverflow, StaleHead
 from quire.log import ReplyRecord
-from quire.log.request_bodies import SentBody, encode_body
-from quire.log.tenant_masker import mask_sent_body
 from quire.log.types import TurnLease
 from quire.model import Draft, Entry, Manifest, Message, Span, TokenCount, TurnTotals, Usage
 from quire.model.entry_metadata import DocumentReference
@@ -218,27 +216,18 @@ class Recorder:
             # Builds the manifest, which grows with the history.
             work = size + request.assembly.full_history_tokens
             decisions = await run_sized(work, _mark_used_items, request, request.assembly, message.message)
-        body, base, sent_bodies = None, None, self.engine.runtime.sent_bodies
-        content, masked, masker = request.body, None, self.engine.store.masker
-        if content is not None:
-            # A conversation that exists again after the database was set back has no earlier body.
-            base = sent_bodies.get(self.conversation) if request.creates_conversation is None else None
-            new_bytes = len(content) - (len(base.content) if base is not None else 0)
-            if masker is not None:
-                masked_base = base.masked if base is not None else None
-                masked = await run_sized(abs(new_bytes), mask_sent_body, masker, content, masked_base)
-                content = masked.encode()
-            body = await run_sized(abs(new_bytes), encode_body, content, base)
-        is_masked = masker is not None and (content is None or content != request.body)
-        masked_digest = sha256(content).hexdigest() if is_masked and content is not None else None
+        masker, exchange, end = self.engine.store.masker, request.exchange, None
+        if exchange is not None:
+            outcome = exchange.outcome or ("broken" if incomplete else "answered")
+            end = exchange.row, await exchange.build_end(outcome, has_entry=True)
         record = ReplyRecord(
             drafts=(*await self.make_drafts(request.pending), draft),
             build_manifest=partial(
                 _finalize_manifest,
                 request,
                 decisions,
-                is_masked=is_masked,
-                masked_digest=masked_digest,
+                is_masked=masker is not None and (exchange is None or exchange.is_masked),
+                masked_digest=exchange.masked_digest if exchange is not None else None,
             ),
             blobs=request.blobs,
             calibration=await self._update_calibration(request, reply),
@@ -252,7 +241,7 @@ class Recorder:
             start_path=request.start_path,
             lease=self.lease,
             ends_turn=turn is not None,
-            body=body,
+            exchange=end,
         )
         store = self.engine.store
         try:
@@ -264,13 +253,8 @@ class Recorder:
             # A concurrent append moved the head: record the reply after it, so that nothing is lost.
             stored = await store.record_reply(self.conversation, record, branch=self.branch)
         request.stored.extend(stored)
-        if body is not None and content is not None and len(content) <= sent_bodies.maxsize:
-            sent_bodies[self.conversation] = SentBody(
-                (stored[-1].branch, stored[-1].seq),
-                base.chain_deltas + 1 if base is not None and body.base is not None else 0,
-                content,
-                masked,
-            )
+        if exchange is not None:
+            exchange.is_ended = True
         return stored
 
     async def _update_calibration(self, request: Request, reply: Reply) -> tuple[str, str] | None:

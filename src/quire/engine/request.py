@@ -1,7 +1,7 @@
 """`Request`: the payload for a model client, and what is needed to record the reply."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.access.spending import SpendReservation
 from quire.context.tools import ToolSet
@@ -13,6 +13,9 @@ from quire.model.entry_metadata import DocumentReference
 from quire.view.assembly import Assembly
 from quire.wire import BlobLoader
 from quire.wire.labels import LABEL_PREFIX
+
+if TYPE_CHECKING:
+    from quire.engine.exchanges import OpenExchange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,8 @@ class Request:
     """The estimated cost that is reserved under a spend cap."""
     body: bytes | None = None
     """The body as it is sent upstream, where Quire forwards it."""
+    exchange: "OpenExchange | None" = None
+    """What is stored of it before it is sent."""
     stored: list[Entry] = field(default_factory=list[Entry], compare=False, repr=False)
     """What was recorded of this request."""
 

@@ -21,7 +21,7 @@ from quire.index.types import SegmentRef
 from quire.llm import get_model
 from quire.llm.embeddings import Embedder
 from quire.log import Branch, Window
-from quire.log.request_bodies import SentBody
+from quire.log.exchanges import SentBody
 from quire.model import Entry, Policy
 from quire.store import SqlStore
 from quire.view.budget import Calibration
@@ -171,7 +171,7 @@ class EngineRuntime:
         self.sent_bodies: TTLCache[str, SentBody] = TTLCache(
             MAX_SENT_BODY_BYTES, IDLE_CONVERSATION_SECONDS, getsizeof=lambda body: len(body.content)
         )
-        """The last recorded body of each conversation."""
+        """The last stored request of each conversation."""
         self.document_summaries: LRUCache[str, str] = LRUCache(MAX_CACHED_SUMMARIES)
         self._message_counters: LRUCache[tuple[str, str, str | None], MessageCounter] = LRUCache(MAX_MESSAGE_COUNTERS)
         self._models: LRUCache[tuple[str, str | None, WireFormatName], HTTPModel] = LRUCache(MAX_MODELS)

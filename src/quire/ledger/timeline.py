@@ -13,6 +13,7 @@ from pydantic_core import from_json
 
 from quire.concurrency.worker_threads import run_sized
 from quire.log import MAIN_BRANCH
+from quire.log.exchanges import ExchangeRecord
 from quire.model import Compaction, Drop, Entry, Pin, Restore, Span, Undrop, Unpin
 from quire.model.entry_bodies import IMPORTED_STRATEGY, ContextEpoch
 from quire.model.policy import SLOTS
@@ -124,6 +125,8 @@ class Timeline(NamedTuple):
     """The last reply of the page, if there are more."""
     sub_agents: SubAgentCost = NO_SUB_AGENTS
     """What the sub-agents of the whole conversation cost."""
+    unanswered: Sequence[ExchangeRecord] = ()
+    """Requests without a whole reply, each with the entry that it came after."""
 
 
 async def load_timeline(
@@ -150,6 +153,7 @@ async def load_timeline(
     size = sum(len(text) for _, text in manifests) + sum(len(each.raw) for each in (*replies, *changes))
     rows, events = await run_sized(size, build_timeline, roles, replies, dict(manifests), changes, since=since)
     sub_agents = await store.usage.read_sub_agents(await store.get_conversation(conversation))
+    unanswered = await list_unanswered(store, conversation, branch=branch, since=since, last=last)
     if sub_agents.turns:
         owners = list((await store.get_branch(conversation, branch)).split_ranges())
         called = {
@@ -158,7 +162,26 @@ async def load_timeline(
             if any(each.branch == owner and each.first <= seq <= each.last for each in owners)
         }
         rows = [row._replace(sub_agent_usd=called.get(row.reply)) for row in rows]
-    return Timeline(rows, events, last, sub_agents.total)
+    return Timeline(rows, events, last, sub_agents.total, unanswered)
+
+
+async def list_unanswered(
+    store: SqlStore, conversation: str, *, branch: int = MAIN_BRANCH, since: int = 0, last: int | None = None
+) -> list[ExchangeRecord]:
+    """Requests of a branch that came after the entries `since` to `last` and got no whole reply."""
+    found = await store.list_unanswered(conversation=conversation)
+    if not found:
+        return []
+    owners = list((await store.get_branch(conversation, branch)).split_ranges())
+    return [
+        each
+        for each in found
+        if since <= each.after_seq <= (each.after_seq if last is None else last)
+        and (
+            each.branch == branch
+            or any(owner.branch == each.branch and owner.first <= each.after_seq <= owner.last for owner in owners)
+        )
+    ]
 
 
 def build_timeline(

@@ -172,6 +172,13 @@ def classify_error(
     return error_class(message, status=status)
 
 
+def read_error_message(body: object) -> str:
+    """The provider's own words in the body of an error, or an empty text."""
+    details = _ErrorDetails()
+    _collect_details(body, details)
+    return details.headline
+
+
 def classify_response(response: "httpx2.Response", *, model: str) -> ModelError:
     """Returns the error for a response that has been read."""
     try:

@@ -97,6 +97,14 @@ def get_or_create_conversation(connection: Connection, tenant: str, id: str) -> 
     return conversation
 
 
+def create_if_missing(connection: Connection, tenant: str, conversation: ConversationRecord) -> None:
+    """Creates the conversation with its main branch, unless it exists."""
+    record_row = to_conversation_row(tenant, conversation)
+    if insert_rows(connection, conversations, [record_row], ignore_existing=True):
+        branch_row = to_branch_row(tenant, build_main_branch(conversation))
+        insert_rows(connection, branches, [branch_row], ignore_existing=True)
+
+
 def insert_conversation(connection: Connection, tenant: str, conversation: ConversationRecord) -> None:
     """Creates the conversation with its main branch."""
     try:

@@ -89,8 +89,8 @@ def get_request(connection: Connection, tenant: str, request_id: str) -> Recorde
     row = connection.execute(query).first()
     if row is None:
         raise RequestNotFound(
-            f"No request {request_id!r} is recorded for this tenant; only requests with a reply are recorded. One of a "
-            "conversation in object storage is found once that was opened."
+            f"No request {request_id!r} is recorded for this tenant. One of a conversation in object storage is found "
+            "once that was opened."
         )
     return RecordedRequest(row.conversation, row.branch, row.seq, Manifest.parse(row.manifest))
 

@@ -1,4 +1,4 @@
-"""Thins out old manifests: what only a replay and a comparison of texts need is removed, with the stored bodies.
+"""Thins out old manifests: what only a replay and a comparison of texts need is removed, with the stored exchanges.
 
 Left are the decisions with their reasons, tokens and scores: what `why` and the picture of a request show. The newest
 manifest of each branch stays whole, because the next request continues from it.
@@ -6,16 +6,16 @@ manifest of each branch stays whole, because the next request continues from it.
 
 from collections.abc import Iterable
 
-from sqlalchemy import Connection, and_, delete, func, select, tuple_, update
+from sqlalchemy import Connection, and_, delete, func, select, update
 
 from quire.db.raw_sql import yield_to_event_loop
-from quire.db.schema import blob_uses, entries, manifests, request_bodies
+from quire.db.schema import blob_uses, entries, exchanges, manifests
 from quire.log.blobs import delete_unused_blobs
 from quire.log.conversations import list_branches, lock_branches
+from quire.log.exchanges import NO_CONVERSATION, PURGE_MARK
 from quire.log.ledger import list_manifest_rows
 from quire.log.reads import ENTRY_COLUMNS
 from quire.log.row_digests import ROW_DIGEST, has_row_digest, with_row_digest
-from quire.log.types import BodyKey
 from quire.model import Entry, Manifest
 
 _KEYS_PER_STATEMENT = 200
@@ -29,11 +29,12 @@ def thin_manifests(connection: Connection, tenant: str, conversation: str, *, be
         return 0
     own = (manifests.c.tenant == tenant, manifests.c.conversation == conversation)
     newest = select(manifests.c.branch, func.max(manifests.c.seq)).where(*own).group_by(manifests.c.branch)
-    kept = {(branch, seq) for branch, seq in connection.execute(newest)}
+    newest_replies = {(branch, seq) for branch, seq in connection.execute(newest)}
     is_reply = [manifests.c[name] == entries.c[name] for name in ("tenant", "conversation", "branch", "seq")]
     query = select(*ENTRY_COLUMNS).join(manifests, and_(*is_reply)).where(*own, entries.c.at < before)
     replies = [Entry._make(row) for row in connection.execute(query)]
-    old = {(each.branch, each.seq): each for each in replies if (each.branch, each.seq) not in kept}
+    old = {(each.branch, each.seq): each for each in replies if (each.branch, each.seq) not in newest_replies}
+    _delete_exchanges(connection, tenant, conversation, newest_replies, before=before)
     if not old:
         return 0
     lock_branches(connection, tenant, conversation)
@@ -54,7 +55,6 @@ def thin_manifests(connection: Connection, tenant: str, conversation: str, *, be
         count += 1
         yield_to_event_loop(connection)
     delete_unused_blobs(connection, tenant, released)
-    _delete_bodies(connection, tenant, conversation, set(old))
     return count
 
 
@@ -72,23 +72,25 @@ def _delete_uses(connection: Connection, tenant: str, reply: Entry, needed: Iter
     return digests
 
 
-def _delete_bodies(connection: Connection, tenant: str, conversation: str, old: set[BodyKey]) -> None:
-    """Deletes the bodies of old requests, except those that a newer body is stored as a difference to."""
-    own = (request_bodies.c.tenant == tenant, request_bodies.c.conversation == conversation)
-    columns = [request_bodies.c[name] for name in ("branch", "seq", "base_branch", "base_seq")]
-    bases: dict[BodyKey, BodyKey | None] = {
-        (row["branch"], row["seq"]): None if row["base_seq"] is None else (row["base_branch"], row["base_seq"])
-        for row in connection.execute(select(*columns).where(*own)).mappings()
-    }
-    needed: set[BodyKey] = set()
-    for key in bases.keys() - old:
-        current: BodyKey | None = key
+def _delete_exchanges(
+    connection: Connection, tenant: str, conversation: str, newest: set[tuple[int, int]], *, before: int
+) -> None:
+    """Deletes old exchanges, except those of the newest replies, and those that a newer one is stored as a
+    difference to."""
+    own = (exchanges.c.tenant == tenant, exchanges.c.conversation == conversation, exchanges.c.exchange != PURGE_MARK)
+    columns = [exchanges.c[name] for name in ("exchange", "base", "branch", "seq", "started_at")]
+    rows = connection.execute(select(*columns).where(*own)).all()
+    bases = {row.exchange: row.base for row in rows}
+    needed: set[str] = set()
+    for row in rows:
+        current = row.exchange if row.started_at >= before or (row.branch, row.seq) in newest else None
         while current is not None and current not in needed:
             needed.add(current)
             current = bases.get(current)
-    unneeded = sorted(old & bases.keys() - needed)
+    unneeded = sorted(bases.keys() - needed)
     for start in range(0, len(unneeded), _KEYS_PER_STATEMENT):
         keys = unneeded[start : start + _KEYS_PER_STATEMENT]
-        connection.execute(
-            delete(request_bodies).where(*own, tuple_(request_bodies.c.branch, request_bodies.c.seq).in_(keys))
-        )
+        connection.execute(delete(exchanges).where(*own, exchanges.c.exchange.in_(keys)))
+    # Requests of no conversation have no other occasion.
+    of_none = (exchanges.c.tenant == tenant, exchanges.c.conversation == NO_CONVERSATION)
+    connection.execute(delete(exchanges).where(*of_none, exchanges.c.started_at < before))

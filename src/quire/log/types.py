@@ -1,8 +1,8 @@
 """Values of the store: conversations, branches, windows, passages, segments, memories, documents, matches, faults."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
@@ -159,17 +159,31 @@ class TurnLease(NamedTuple):
     """Id of the turn (fencing token): another process that takes over writes its own."""
 
 
-BodyKey = tuple[int, int]
-"""Branch and number of the reply that a request got."""
+Outcome = Literal["answered", "refused", "broken", "unanswered", "cancelled"]
+"""What became of a request: a whole reply, an error status, an answer that broke off or is no reply, no answer, or a
+client that left. None if no end was recorded."""
 
 
 class EncodedBody(NamedTuple):
-    """The body of a request as it is stored: a delta to the body `base`, or whole."""
+    """A request as it is stored: a delta to the request of the exchange `base`, or whole."""
 
-    base: BodyKey | None
+    base: str | None
     size: int
-    """Bytes of the body itself."""
+    """Bytes of the request itself."""
     delta: bytes
+
+
+class ExchangeEnd(NamedTuple):
+    """What came back for a request, and when."""
+
+    outcome: Outcome
+    status: int | None
+    error: str | None
+    """The provider's words, or what happened."""
+    first_byte_at: int | None
+    completed_at: int
+    response: bytes
+    """Encoded by `quire.log.exchanges.encode_answer`."""
 
 
 class ReplyRecord(NamedTuple):
@@ -203,8 +217,8 @@ class ReplyRecord(NamedTuple):
     """Lease of the turn, which must still have it."""
     ends_turn: bool = False
     """Whether the reply ends the turn, and with it the lease."""
-    body: EncodedBody | None = None
-    """Body of the request as it was sent upstream."""
+    exchange: tuple[Mapping[str, Any], ExchangeEnd] | None = None
+    """The row of the request's exchange, and its end."""
 
 
 class RecordedRequest(NamedTuple):

@@ -44,6 +44,8 @@ from quire.wire.compaction_blocks import read_sealed, read_summary
 
 HEAD_CACHE_SIZE = 10_000
 """Maximum number of branch heads in the LRU cache."""
+MAX_UNANSWERED = 1_000
+"""Maximum number of new conversations without an answer in the cache."""
 MAX_TAIL_BYTES = 16 * 1024 * 1024
 """Maximum size of the messages that are cached with branch heads."""
 MIN_TAIL_ENTRY_BYTES = 1_000
@@ -125,6 +127,9 @@ class HeadCache:
         self._tails: TTLCache[tuple[HeadScope, str], HistoryMatch] = TTLCache(
             MAX_TAIL_BYTES, IDLE_CONVERSATION_SECONDS, getsizeof=_measure_tail
         )
+        self._unanswered: TTLCache[tuple[HeadScope, bytes], HistoryMatch] = TTLCache(
+            MAX_UNANSWERED, IDLE_CONVERSATION_SECONDS
+        )
 
     def find(
         self,
@@ -146,8 +151,17 @@ class HeadCache:
 
     def clear(self) -> None:
         """Drops all heads."""
+        self._unanswered.clear()
         self._matches.clear()
         self._tails.clear()
+
+    def keep_unanswered(self, scope: HeadScope, first_path: bytes, match: HistoryMatch) -> None:
+        """Keeps a new conversation whose first request got no answer, for the next attempt."""
+        self._unanswered[scope, first_path] = match
+
+    def take_unanswered(self, scope: HeadScope, first_path: bytes) -> HistoryMatch | None:
+        """The conversation that an attempt with this first message began. Only one request continues it."""
+        return self._unanswered.pop((scope, first_path), None)
 
     def update(self, scope: HeadScope, old_path: bytes | None, match: HistoryMatch) -> None:
         """Replaces the head at `old_path` with `match`."""
@@ -218,6 +232,8 @@ async def match_request(
             if continued is not None:
                 return continued
     match = await match_history(store, request.messages, paths, requested, size=len(request.raw), origin=origin)
+    if match.creates_conversation and head_cache is not None and not requested.conversation and paths:
+        return head_cache.take_unanswered(scope, paths[0]) or match
     if match.delta_only and head_cache is not None and store.masker is None:
         return replace(match, start_path=await _read_start_path(store, match.conversation, match.branch))
     return match

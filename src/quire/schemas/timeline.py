@@ -5,6 +5,7 @@ from itertools import groupby
 from pydantic import Field
 
 from quire.ledger.timeline import FATES, Timeline, TimelineEvent
+from quire.log.exchanges import ExchangeRecord
 from quire.model.policy import SLOTS
 from quire.schemas import JsonModel
 from quire.usage.report import SubAgentCost
@@ -54,6 +55,9 @@ class TimelineSchema(JsonModel):
     )
     sub_agents: SubAgentCost = Field(description="Sub-agents of the whole conversation.")
     events: list[TimelineEvent] = Field(description="Compactions and edits after `since`, oldest first.")
+    unanswered: list[ExchangeRecord] = Field(
+        description="Requests without a whole reply, such as refused ones, each with the entry that it came after."
+    )
     next_since: int | None = Field(description="Pass it as `since` to get the next page; null on the last page.")
 
     @classmethod
@@ -87,5 +91,6 @@ class TimelineSchema(JsonModel):
             ],
             sub_agents=timeline.sub_agents,
             events=timeline.events,
+            unanswered=list(timeline.unanswered),
             next_since=timeline.next_since,
         )

@@ -5,7 +5,7 @@ job moves it later; so live conversations go on while the object storage is away
 before the transaction that refers to it and removes the rows. `quire_pending_objects` names every object before its
 upload and from the moment that nothing refers to it any more, so that a crash leaves no object behind.
 
-The archive of a conversation has its entries, manifests and request bodies, compressed, and encrypted if the tenant is.
+The archive of a conversation has its entries, manifests and exchanges, compressed, and encrypted if the tenant is.
 Its row, branches, blobs, index, costs and imports stay, and that by which a client finds it: the paths of the first
 reply and of each head, and the ids of responses. A transaction that needs the entries raises `EntriesOffloaded`; the
 store restores them and repeats it. A purge therefore works on rows as always, and leaves an object that nothing refers
@@ -34,10 +34,10 @@ from quire.db.schema import (
     blobs,
     conversations,
     entries,
+    exchanges,
     manifests,
     paths,
     pending_objects,
-    request_bodies,
     uncounted_branches,
     unindexed_branches,
 )
@@ -46,18 +46,20 @@ from quire.errors import IntegrityViolation, InvalidConfiguration, ObjectStorage
 from quire.log.blobs import release_objects
 from quire.log.body_deltas import decode_delta
 from quire.log.conversations import get_conversation, list_branches, lock_branches, overwrite_branch
+from quire.log.exchanges import MAX_DECODED_BYTES, decode_answer, from_body_row
 from quire.log.reads import ENTRY_COLUMNS
-from quire.log.request_bodies import MAX_DECODED_BYTES
 from quire.log.row_digests import has_row_digest, with_row_digest
 from quire.log.titles import fill_titles
-from quire.log.types import BodyKey, IntegrityFault, MessageKey
+from quire.log.types import IntegrityFault, MessageKey
 from quire.model import Entry
 from quire.model.ids import now
 from quire.objects import MissingObject, ObjectKind, ObjectStorage, make_object_name
 from quire.store.integrity import ReadObject, verify_conversation
 from quire.store.purge import find_holding_blobs, list_written_forms
 
-ARCHIVED_TABLES = (entries, manifests, request_bodies)
+ARCHIVED_TABLES = (entries, manifests, exchanges)
+BODY_TABLE = "quire_request_bodies"
+"""Table of the bodies of requests in archives of earlier versions."""
 ROWS_PER_LINE = 500
 LARGE_ROWS_PER_LINE = 20
 _BYTES_KEY = "base64"
@@ -122,9 +124,10 @@ def _format_rows(table: Table, rows: Sequence[Sequence[Any]]) -> str:
 def parse_rows(line: str) -> tuple[str, list[dict[str, Any]]]:
     """The name of the table and the rows of a line."""
     content = json.loads(line)
-    return content["table"], [
-        dict(zip(content["columns"], map(_decode_value, row), strict=True)) for row in content["rows"]
-    ]
+    rows = [dict(zip(content["columns"], map(_decode_value, row), strict=True)) for row in content["rows"]]
+    if content["table"] == BODY_TABLE:
+        return exchanges.name, [from_body_row(row) for row in rows]
+    return content["table"], rows
 
 
 def _encode_bytes(value: object) -> dict[str, str]:
@@ -140,7 +143,7 @@ def _decode_value(value: Any) -> Any:
 def _read_pages(connection: Connection, tenant: str, table: Table, conversation: str) -> Iterator[list[list[Any]]]:
     """The archived columns of the conversation's rows, in the order of their key, which begins with the tenant."""
     columns, key = _list_columns(table), list(table.primary_key.columns)[1:]
-    limit = LARGE_ROWS_PER_LINE if table is request_bodies else ROWS_PER_LINE
+    limit = LARGE_ROWS_PER_LINE if table is exchanges else ROWS_PER_LINE
     query = select(*columns).where(*_own(table, tenant, conversation)).order_by(*key).limit(limit)
     page = [list(row) for row in connection.execute(query)]
     while page:
@@ -161,7 +164,9 @@ def _build_archive(connection: Connection, tenant: str, conversation: str) -> _A
     row_bytes = 0
     for table in ARCHIVED_TABLES:
         sized = [
-            index for index, column in enumerate(_list_columns(table)) if column.name in ("body", "notes", "delta")
+            index
+            for index, column in enumerate(_list_columns(table))
+            if column.name in ("body", "notes", "request", "response")
         ]
         for rows in _read_pages(connection, tenant, table, conversation):
             lines.append(_format_rows(table, rows))
@@ -609,21 +614,22 @@ def _release(connection: Connection, tenant: str, name: str) -> None:
 def _has_text(lines: Iterable[str], forms: Collection[str]) -> bool:
     """Whether an archive has one of these texts in an entry, a manifest or a body."""
     encoded = [form.encode(errors="surrogatepass") for form in forms]
-    deltas: dict[BodyKey, tuple[BodyKey | None, bytes]] = {}
+    deltas: dict[str, tuple[str | None, bytes]] = {}
     for line in lines:
         table_name, rows = parse_rows(line)
-        if table_name != request_bodies.name:
-            texts = (value for row in rows for value in row.values() if isinstance(value, str))
-            if any(form in value for value in texts for form in forms):
-                return True
-            continue
-        for row in rows:
-            base = None if row["base_seq"] is None else (row["base_branch"], row["base_seq"])
-            deltas[row["branch"], row["seq"]] = base, row["delta"]
-    decoded: LRUCache[BodyKey, bytes] = LRUCache(MAX_DECODED_BYTES, getsizeof=len)
+        texts = (value for row in rows for value in row.values() if isinstance(value, str))
+        if any(form in value for value in texts for form in forms):
+            return True
+        if table_name == exchanges.name:
+            for row in rows:
+                deltas[row["exchange"]] = row["base"], row["request"]
+                headers, answer = decode_answer(row["response"])
+                if any(form in answer or form in repr(headers).encode() for form in encoded):
+                    return True
+    decoded: LRUCache[str, bytes] = LRUCache(MAX_DECODED_BYTES, getsizeof=len)
     for key in deltas:
-        chain: list[BodyKey] = []
-        current: BodyKey | None = key
+        chain: list[str] = []
+        current: str | None = key
         content: bytes | None = b""
         while current is not None and (content := decoded.get(current)) is None:
             chain.append(current)

@@ -1,5 +1,5 @@
 """Export and import of a conversation as JSON Lines: header, blobs, each branch with its own entries,
-the bodies of its requests, and an end line.
+its exchanges, and an end line.
 
 Export, import and export again gives the same bytes, except for the id if another one is given. An import verifies
 every digest and is atomic. Recall segments and passages are not exported, since they are derived from the log. Memories
@@ -18,13 +18,14 @@ from sqlalchemy import Connection
 
 from quire.db.database import map_database_errors
 from quire.db.dialects import insert_rows
-from quire.db.schema import request_bodies
+from quire.db.schema import exchanges
 from quire.db.stored_bytes import count_bytes
 from quire.errors import ImportFailed, QuireError, StoreBusy, StoreUnavailable
 from quire.log import append, blobs, conversations, ledger, reads
-from quire.log.request_bodies import BodyReader, to_row
+from quire.log.exchanges import ExchangeReader, Road, decode_answer, decode_request, from_body_row
+from quire.log.row_digests import with_row_digest
 from quire.log.tenant_masker import get_masker, mask_text
-from quire.log.types import Blob, BodyKey, Branch, ConversationOrigin, ConversationRecord, EncodedBody
+from quire.log.types import Blob, Branch, ConversationOrigin, ConversationRecord, Outcome
 from quire.model import (
     ActiveCompaction,
     Author,
@@ -103,8 +104,31 @@ class ManifestLine(FrozenModel):
     manifest: JsonValue
 
 
+class ExchangeLine(FrozenModel):
+    """A request as it was sent, as a delta to the request `base` of an earlier line, and what came back."""
+
+    line: Literal["exchange"] = "exchange"
+    exchange: str = Field(min_length=1)
+    base: str | None = None
+    road: Road
+    reason: str
+    model: str
+    branch: BranchNumber
+    after_seq: Int64
+    seq: Int64 | None = None
+    started_at: Int64
+    first_byte_at: Int64 | None = None
+    completed_at: Int64 | None = None
+    outcome: Outcome | None = None
+    status: int | None = None
+    error: str | None = None
+    size: Int64
+    request: str
+    response: str
+
+
 class BodyLine(FrozenModel):
-    """The body of a request as it was sent, as a delta to the body `base` of an earlier line."""
+    """The body of a request, in exports of earlier versions."""
 
     line: Literal["body"] = "body"
     branch: BranchNumber
@@ -120,7 +144,7 @@ class EndLine(FrozenModel):
 
 
 ExportLine = Annotated[
-    ConversationLine | BlobLine | BranchLine | EntryLine | ManifestLine | BodyLine | EndLine,
+    ConversationLine | BlobLine | BranchLine | EntryLine | ManifestLine | ExchangeLine | BodyLine | EndLine,
     Field(discriminator="line"),
 ]
 _LINE_ADAPTER: TypeAdapter[ExportLine] = TypeAdapter(ExportLine)
@@ -150,9 +174,14 @@ def format_entry_line(entry: Entry) -> str:
     return f'{json.dumps(head, separators=(",", ":"))[:-1]}{notes},"body":{entry.raw}}}'
 
 
-def format_body_line(key: BodyKey, body: EncodedBody) -> str:
-    delta = base64.b64encode(body.delta).decode()
-    return BodyLine(branch=key[0], seq=key[1], base=body.base, size=body.size, delta=delta).canonical_json()
+def list_exchange_lines(connection: Connection, tenant: str, conversation: str) -> list[str]:
+    return [
+        ExchangeLine.model_validate(
+            {name: value for name, value in row.items() if name in ExchangeLine.model_fields}
+            | {name: base64.b64encode(row[name]).decode() for name in ("request", "response")}
+        ).canonical_json()
+        for row in ExchangeReader(connection, tenant, conversation).iter_rows()
+    ]
 
 
 def import_lines(
@@ -220,7 +249,7 @@ class _Importer:
         self._pending: list[Entry] = []
         self._count = 0
         self._is_ended = False
-        self._bodies = BodyReader(connection, tenant, conversation.id)
+        self._exchanges = ExchangeReader(connection, tenant, conversation.id)
         masked = conversation._replace(title=mask_text(connection, conversation.title))
         conversations.insert_conversation(connection, tenant, masked)
 
@@ -267,25 +296,38 @@ class _Importer:
                 recorded = Manifest.parse(_to_compact_json(line.manifest))
                 manifest = recorded.model_copy(update={"conversation": conversation})
                 ledger.import_manifest(connection, tenant, reply, manifest)
+            case ExchangeLine():
+                row = line.model_dump(exclude={"line"})
+                row |= {name: base64.b64decode(row[name]) for name in ("request", "response")}
+                self._import_exchange({**row, "conversation": conversation})
             case BodyLine():
-                self._flush()
-                key, body = (line.branch, line.seq), EncodedBody(line.base, line.size, base64.b64decode(line.delta))
-                count_bytes(connection, len(body.delta))
-                insert_rows(connection, request_bodies, [to_row(tenant, conversation, key, body)])
-                content = self._bodies.read(key) or b""
-                branch = conversations.get_branch(connection, tenant, conversation, line.branch)
-                forwarded = ledger.get_manifest(connection, tenant, branch, line.seq).forwarded
-                digest = forwarded.stored_body_digest if forwarded is not None else None
-                if sha256(content).hexdigest() != digest or len(content) != line.size:
-                    raise ImportFailed(f"The body of the request of reply #{line.seq} does not match its digest.")
-                text = content.decode(errors="replace")
-                if mask_text(connection, text) != text:
-                    raise ImportFailed(f"The request of reply #{line.seq} {_UNMASKED}")
+                base_branch, base_seq = line.base or (None, None)
+                row = {"base_branch": base_branch, "base_seq": base_seq, "delta": base64.b64decode(line.delta)}
+                row |= {"conversation": conversation, "branch": line.branch, "seq": line.seq, "size": line.size}
+                self._import_exchange(from_body_row(row))
             case EndLine():
                 self._flush()
                 if line.entries != self._count:
                     raise ImportFailed(f"The end line counts {line.entries} entries, but {self._count} were read.")
                 self._is_ended = True
+
+    def _import_exchange(self, row: dict[str, Any]) -> None:
+        self._flush()
+        connection, tenant, conversation = self._connection, self._tenant, self._conversation.id
+        name = f"The request of reply #{row['seq']}" if row["seq"] is not None else f"The request {row['exchange']!r}"
+        count_bytes(connection, len(row["request"]) + len(row["response"]))
+        insert_rows(connection, exchanges, [with_row_digest(exchanges, {"tenant": tenant, **row})])
+        content = self._exchanges.read(row["exchange"]) or b""
+        if row["seq"] is not None and row["size"]:
+            branch = conversations.get_branch(connection, tenant, conversation, row["branch"])
+            forwarded = ledger.get_manifest(connection, tenant, branch, row["seq"]).forwarded
+            digest = forwarded.stored_body_digest if forwarded is not None else None
+            if sha256(decode_request(content)[1]).hexdigest() != digest:
+                raise ImportFailed(f"{name} does not match its digest.")
+        answer = decode_answer(row["response"])[1]
+        for text in (content.decode(errors="replace"), answer.decode(errors="replace"), row["error"] or ""):
+            if mask_text(connection, text) != text:
+                raise ImportFailed(f"{name} {_UNMASKED}")
 
     def finish(self) -> None:
         if not self._is_ended:

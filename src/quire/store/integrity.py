@@ -23,6 +23,7 @@ from quire.db.schema import (
     calibrations,
     costs,
     entries,
+    exchanges,
     imports,
     manifests,
     memories,
@@ -35,8 +36,8 @@ from quire.db.schema import conversations as conversations_table
 from quire.errors import ConversationNotFound, EntryNotFound, IntegrityViolation
 from quire.log import conversations, ledger, reads
 from quire.log.blobs import has_digest
-from quire.log.request_bodies import BodyReader
-from quire.log.row_digests import has_row_digest
+from quire.log.exchanges import NO_CONVERSATION, PURGE_MARK, ExchangeReader, decode_request
+from quire.log.row_digests import ROW_DIGEST, has_row_digest
 from quire.log.types import Blob, Branch, IntegrityFault
 from quire.model import CHAIN_ROOT, BranchState, Entry, Manifest, Message, chain_digest, next_path
 from quire.model.secrets import MASK_MARK
@@ -81,7 +82,7 @@ def verify_tenant(connection: Connection, tenant: str) -> list[IntegrityFault]:
         if not isclose(by_conversation, by_key, rel_tol=_COST_TOLERANCE, abs_tol=_COST_TOLERANCE):
             name = f"API key {key_id!r}" if key_id else "calls without an API key"
             faults.append(IntegrityFault(None, None, f"the costs of {name} in shard {shard} do not add up"))
-    return faults
+    return [*faults, *_verify_exchanges(connection, tenant, NO_CONVERSATION)]
 
 
 def find_damages(file: sqlite3.Connection) -> list[str]:
@@ -147,35 +148,45 @@ def verify_conversation(
     manifest_rows = ledger.list_manifest_rows(connection, tenant, conversation)
     changed = [(row["branch"], row["seq"]) for row in manifest_rows if not has_row_digest(manifests, row)]
     faults += [IntegrityFault(*each, f"has a manifest that {_CHANGED_ROW}") for each in changed]
-    faults += _verify_bodies(connection, tenant, conversation, manifest_rows, changed)
+    faults += _verify_exchanges(connection, tenant, conversation, manifest_rows, changed)
     faults += _verify_imports(connection, tenant, conversation)
     return faults
 
 
-def _verify_bodies(
+def _verify_exchanges(
     connection: Connection,
     tenant: str,
     conversation: str,
-    manifest_rows: Iterable[Mapping[Any, Any]],
-    changed: Collection[tuple[int, int]],
+    manifest_rows: Iterable[Mapping[Any, Any]] = (),
+    changed: Collection[tuple[int, int]] = (),
 ) -> Iterator[IntegrityFault]:
-    """Compares the bodies of requests with the digests in their manifests, except in those that were changed."""
+    """Compares exchanges with their digests, and the bodies of those that were answered with the digests in their
+    manifests, except in those that were changed."""
     digests = {
         (row["branch"], row["seq"]): manifest.forwarded.stored_body_digest
         for row in manifest_rows
         if (row["branch"], row["seq"]) not in changed
         and (manifest := Manifest.parse(row["manifest"])).forwarded is not None
     }
-    reader = BodyReader(connection, tenant, conversation)
-    for branch, seq in reader.list_keys():
-        if (branch, seq) in changed:
+    reader = ExchangeReader(connection, tenant, conversation)
+    for key in [PURGE_MARK, *reader.list_keys()]:
+        row = reader.get(key)
+        if row is None:
+            continue
+        place = (row["branch"], row["seq"])
+        if row[ROW_DIGEST] is not None and not has_row_digest(exchanges, row):
+            yield IntegrityFault(row["branch"], row["seq"], f"the exchange {key!r} {_CHANGED_ROW}")
+            continue
+        if not row["size"] or place in changed:
             continue
         try:
-            body = reader.read((branch, seq)) or b""
+            body = decode_request(reader.read(key) or b"")[1]
         except IntegrityViolation:
-            body = b""
-        if sha256(body).hexdigest() != digests.get((branch, seq)):
-            yield IntegrityFault(branch, seq, f"answers a request whose stored body {_CHANGED_ROW}")
+            body = None
+        if body is None:
+            yield IntegrityFault(row["branch"], row["seq"], f"the request of the exchange {key!r} {_CHANGED_ROW}")
+        elif row["seq"] is not None and sha256(body).hexdigest() != digests.get(place):
+            yield IntegrityFault(*place, f"answers a request whose stored body {_CHANGED_ROW}")
 
 
 def _verify_branch(

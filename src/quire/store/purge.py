@@ -23,8 +23,8 @@ from quire.index import memories, passages
 from quire.index.documents import delete_documents
 from quire.index.message_index import erase_messages
 from quire.log import blobs, conversations, ledger, reads, transcripts
+from quire.log.exchanges import ExchangeReader, delete_exchanges, list_conversations
 from quire.log.observations import delete_observations
-from quire.log.request_bodies import BodyReader, delete_bodies, list_conversations
 from quire.log.row_digests import ROW_DIGEST, with_row_digest
 from quire.log.types import MAIN_BRANCH, Branch, Memory, TenantPurge, ValuePurge
 from quire.model import Compaction, Decision, Entry, Manifest, Message, TopicIndex
@@ -163,7 +163,7 @@ def _purge(
     purged_memories = memories.purge_memories(connection, tenant, conversation, None if whole else entry_keys)
     _purge_memory_quotes(connection, tenant, purged_memories)
     transcripts.delete_linked(connection, tenant, conversation)
-    delete_bodies(connection, tenant, conversation)
+    delete_exchanges(connection, tenant, conversation)
     reset_usage(connection, tenant, conversation)
     delete_observations(connection, tenant, conversation)
     turn_events.delete_conversation_events(connection, tenant, conversation)
@@ -247,7 +247,7 @@ def _purge_memory_quotes(connection: Connection, tenant: str, purged: Iterable[M
                             blob_uses.c.seq == seq,
                         )
                     )
-                    delete_bodies(connection, tenant, conversation)
+                    delete_exchanges(connection, tenant, conversation)
             blobs.delete_unused_blobs(connection, tenant, [digest])
 
 
@@ -287,10 +287,12 @@ def find_value(connection: Connection, tenant: str, value: str) -> dict[str, lis
         for table in metadata.sorted_tables
         if "tenant" in table.c and table is not schema.blobs
     }
-    found[schema.request_bodies.name] += [
-        {"tenant": tenant, "conversation": conversation, "branch": branch, "seq": seq}
-        for conversation in list_conversations(connection, tenant)
-        for branch, seq in BodyReader(connection, tenant, conversation).find_values([form.encode() for form in forms])
+    keys = {(row["conversation"], row["exchange"]) for row in found[schema.exchanges.name]}
+    for conversation in list_conversations(connection, tenant):
+        reader = ExchangeReader(connection, tenant, conversation)
+        keys |= {(conversation, key) for key in reader.find_values([form.encode() for form in forms])}
+    found[schema.exchanges.name] = [
+        {"tenant": tenant, "conversation": conversation, "exchange": key} for conversation, key in sorted(keys)
     ]
     return {name: rows for name, rows in (found | {schema.blobs.name: holding_blobs}).items() if rows}
 
@@ -410,7 +412,7 @@ _DELETED_WITH_CONVERSATION = {
     schema.background_responses.name: _delete_background_requests,
     # What is left of the conversations is counted again. Totals and pairs have the names of contributions alone.
     usage_contributions.name: reset_usage,
-    schema.request_bodies.name: delete_bodies,
+    schema.exchanges.name: delete_exchanges,
     schema.observations.name: delete_observations,
 }
 """Tables whose rows of a conversation are deleted together."""

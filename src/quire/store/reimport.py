@@ -24,11 +24,11 @@ from quire.db.schema import (
     continued_sessions,
     conversations,
     entries,
+    exchanges,
     imports,
     manifests,
     memories,
     paths,
-    request_bodies,
     uncounted_branches,
     unindexed_branches,
 )
@@ -146,7 +146,7 @@ def _delete_rows(connection: Connection, tenant: str, conversation: str, *, is_t
         connection.execute(delete(paths).where(*own, paths.c.path.in_(own_paths)))
         for table in (*_DELETED_TABLES, *((conversations,) if is_twin else ())):
             connection.execute(delete(table).where(table.c.tenant == tenant, table.c.conversation == conversation))
-    for table in (blob_uses, request_bodies, unindexed_branches, uncounted_branches, archived_replies):
+    for table in (blob_uses, exchanges, unindexed_branches, uncounted_branches, archived_replies):
         connection.execute(delete(table).where(table.c.tenant == tenant, table.c.conversation == conversation))
     yield_to_event_loop(connection)
 
@@ -197,12 +197,16 @@ class _OtherEntries:
         self._followers: defaultdict[Position, list[Entry]] = defaultdict(list)
         for branch, seq in self._entries:
             self._followers[self._find_before(branch, seq)].append(self._entries[branch, seq])
-        self._rows = {table: self._read_rows(table) for table in (manifests, blob_uses, request_bodies)}
+        self._rows = {table: self._read_rows(table) for table in (manifests, blob_uses, exchanges)}
 
     def _read_rows(self, table: Any) -> list[dict[str, Any]]:
         query = select(table).where(table.c.tenant == self._tenant, table.c.conversation == self._conversation)
         rows = self._connection.execute(query).mappings() if self._entries else ()
-        return [{str(name): row[name] for name in row} for row in rows if (row["branch"], row["seq"]) in self._entries]
+        return [
+            {str(name): row[name] for name in row}
+            for row in rows
+            if row["seq"] is None or (row["branch"], row["seq"]) in self._entries
+        ]
 
     def _find_before(self, branch: int, seq: int) -> Position:
         """The position before an entry, of an entry that stays or an item that remains."""
@@ -320,6 +324,12 @@ class _OtherEntries:
                 renamed[name] = self._renumber(each, branch)
         return renamed
 
+    def _move_exchange(self, row: dict[str, Any], branch: int, seq: int | None) -> dict[str, Any]:
+        after = self._find_moved(row["branch"], row["after_seq"])
+        if seq is None:
+            branch = after[0]
+        return with_row_digest(exchanges, row | {"branch": branch, "seq": seq, "after_seq": after[1]})
+
     def write_rows(self, reads: int) -> None:
         """Writes what belongs to the other entries: manifests, quoted blobs and the bodies of requests; and the places
         of messages that memories cite."""
@@ -327,13 +337,14 @@ class _OtherEntries:
             moved: list[dict[str, Any]] = []
             for row in rows:
                 old = (row["branch"], row["seq"])
-                branch, seq = self._moved[old]
+                branch, seq = self._moved[old] if old in self._moved else (row["branch"], None)
+                if table is exchanges:
+                    moved.append(self._move_exchange(row, branch, seq))
+                    continue
                 row |= {"branch": branch, "seq": seq}
                 if table is manifests:
                     value = self._renumber(json.loads(row["manifest"]), old[0]) | {"branch": branch}
                     row = with_row_digest(manifests, row | {"manifest": dump_json(value)})
-                elif table is request_bodies and row["base_seq"] is not None:
-                    row["base_branch"], row["base_seq"] = self._moved[row["base_branch"], row["base_seq"]]
                 moved.append(row)
             if moved:
                 insert_rows(self._connection, table, moved)

@@ -44,10 +44,9 @@ from quire.index.documents import Documents
 from quire.index.memories import Memories
 from quire.index.message_index import MessageIndex
 from quire.index.passages import Passages
-from quire.log import blobs, conversations, history_match, ledger, reads
+from quire.log import blobs, conversations, exchanges, history_match, ledger, reads
 from quire.log.conversations import with_branch
 from quire.log.imports import Imports
-from quire.log.request_bodies import get_bodies, get_body, has_purged_content, list_body_rows
 from quire.log.secret_masker import SecretMasker, build_maskers
 from quire.log.titles import fill_titles
 from quire.log.transcripts import Transcripts
@@ -234,7 +233,12 @@ class SqlStore(StorePart):
     get_calibration = read_inline(ledger.get_calibration)
     put_blob = write(blobs.put_blob)
     is_purged = read(conversations.is_purged)
-    has_purged_content = read_inline(has_purged_content)
+    has_purged_content = read_inline(exchanges.has_purged_content)
+    begin_exchange = write(exchanges.begin_exchange)
+    end_exchange = write(exchanges.end_exchange)
+    list_unanswered = read(exchanges.list_unanswered)
+    find_exchange = read(exchanges.find_exchange)
+    read_exchange = read(exchanges.read_content)
     verify_tenant = read_bulk(integrity.verify_tenant)
     purge = _erase(purge_entries)
     _erase_value = _erase(erase_value)
@@ -447,13 +451,13 @@ class SqlStore(StorePart):
 
     async def get_request_body(self, conversation: str, seq: int, *, branch: int = MAIN_BRANCH) -> bytes | None:
         """The body of the request that entry `seq` answered, as the gateway sent it, or None if it is not stored."""
-        return await self.run(read, with_branch(get_body), conversation, branch, seq)
+        return await self.run(read, with_branch(exchanges.get_body), conversation, branch, seq)
 
     async def get_request_bodies(
         self, conversation: str, seqs: Sequence[int], *, branch: int = MAIN_BRANCH
     ) -> dict[int, bytes]:
         """The stored bodies of the requests that these entries answered, by number."""
-        return await self.run(read_bulk, with_branch(get_bodies), conversation, branch, seqs)
+        return await self.run(read_bulk, with_branch(exchanges.get_bodies), conversation, branch, seqs)
 
     async def list_manifests(
         self, conversation: str, *, branch: int = MAIN_BRANCH, limit: int | None = None, last: int | None = None
@@ -519,8 +523,8 @@ class SqlStore(StorePart):
                 read_bulk, with_branch(ledger.list_own_manifests), conversation, branch.number
             ):
                 yield f'{{"line":"manifest","branch":{branch.number},"seq":{seq},"manifest":{manifest}}}'
-        for key, body in await self.run(read_bulk, list_body_rows, conversation):
-            yield lines.format_body_line(key, body)
+        for line in await self.run(read_bulk, lines.list_exchange_lines, conversation):
+            yield line
         yield lines.EndLine(entries=count).canonical_json()
 
     async def import_conversation(self, lines: Iterable[str], *, as_id: str | None = None) -> ConversationRecord:

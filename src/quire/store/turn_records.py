@@ -6,19 +6,17 @@ from sqlalchemy import Connection
 
 from quire.access.spending import charge, discard_reservation
 from quire.db.dialects import insert_rows, upsert
-from quire.db.schema import branches, calibrations, conversations, paths
+from quire.db.schema import calibrations, paths
 from quire.db.stored_bytes import allow_past_quota
 from quire.log import ledger
 from quire.log.append import append_entries
 from quire.log.blobs import insert_blobs
 from quire.log.conversations import (
-    build_main_branch,
+    create_if_missing,
     get_or_create_conversation,
     lock_branch,
-    to_branch_row,
-    to_conversation_row,
 )
-from quire.log.request_bodies import insert_body
+from quire.log.exchanges import end_exchange
 from quire.log.row_digests import ROW_DIGEST, with_row_digest
 from quire.log.types import MAIN_BRANCH, ConversationRecord, ReplyRecord, TurnLease
 from quire.model import Body, Draft, Entry
@@ -78,10 +76,7 @@ def record_reply(
     allow_past_quota(connection)
     if record.creates_conversation is not None:
         # If another turn created it first, the append raises `StaleHead`.
-        record_row = to_conversation_row(tenant, record.creates_conversation)
-        insert_rows(connection, conversations, [record_row], ignore_existing=True)
-        branch_row = to_branch_row(tenant, build_main_branch(record.creates_conversation))
-        insert_rows(connection, branches, [branch_row], ignore_existing=True)
+        create_if_missing(connection, tenant, record.creates_conversation)
     insert_blobs(connection, tenant, record.blobs)
 
     def check_turn() -> None:
@@ -98,8 +93,9 @@ def record_reply(
             connection, tenant, reply, manifest, request_id=record.request_id, response_id=record.response_id
         ):
             return
-        if record.body is not None:
-            insert_body(connection, tenant, reply, record.body)
+        if record.exchange is not None:
+            row, end = record.exchange
+            end_exchange(connection, tenant, row, end, reply=(reply.branch, reply.seq))
         if not new_count:
             # The roll-up may have counted the reply without its manifest.
             reset_usage(connection, tenant, reply.conversation)

@@ -14,8 +14,11 @@ from starlette.datastructures import Headers
 
 from quire.concurrency.cancellation import run_shielded
 from quire.concurrency.worker_threads import run_sized
+from quire.engine.exchanges import OpenExchange, begin_exchange
 from quire.engine.spending import needs_reservation, spend_caps_for
 from quire.errors import InvalidRequest, QuireError, StaleHead, StoreError
+from quire.log.exchanges import NO_CONVERSATION
+from quire.model.ids import new_id
 from quire.proxy.client_origin import find_origin, find_session
 from quire.proxy.engine_variants import EngineVariant, EngineVariants
 from quire.proxy.known_messages import ClientBody, KnownMessageCache
@@ -34,11 +37,12 @@ from quire.server.dependencies import engine_for_caller
 from quire.server.gateway.relay import Relay, TurnRecorder
 from quire.server.gateway.response import ResponseWriter
 from quire.server.gateway.unrecorded_calls import check_body, forward_unrecorded
-from quire.server.gateway.upstream import UpstreamCall, build_upstream_call
+from quire.server.gateway.upstream import UpstreamCall, build_upstream_call, select_stored_headers
 from quire.server.state import ServerState
 from quire.server.telemetry import Telemetry
 from quire.settings.schema import Upstream
 from quire.store import SqlStore
+from quire.wire.client_messages import compute_client_paths
 from quire.wire.codec import (
     ClientRequest,
     Codec,
@@ -98,10 +102,13 @@ class Exchange:
         is_fitted = prepared is not None and prepared.is_fitted
         self.telemetry.count_gateway_decision("fitted" if is_fitted else "passthrough")
         if prepared is None:
-            return await self.forward_unrecorded(writer, call, body, upstream)
+            exchange = await self._begin_unrecorded(call, body, model)
+            return await self.forward_unrecorded(writer, call, body, upstream, exchange=exchange)
         recorder = TurnRecorder(
             prepared,
             update_head=partial(self.head_cache.update, self.head_scope),
+            keep_unanswered=self._keep_unanswered,
+            stored_headers=select_stored_headers(self.headers),
             on_store_failure=self.server_state.settings.on_store_failure,
         )
         return await Relay(writer, call, recorder, refit=self._refit, telemetry=self.telemetry).run()
@@ -151,6 +158,23 @@ class Exchange:
             )
         except QuireError as error:
             await self._send_error(writer, self.codec.to_error_response(error))
+
+    async def _begin_unrecorded(self, call: UpstreamCall, body: ClientBody, model: str) -> OpenExchange | None:
+        try:
+            return await begin_exchange(
+                engine_for_caller(self.server_state, self.caller, model=model or None),
+                id=new_id(),
+                conversation=NO_CONVERSATION,
+                model=model,
+                road="unrecorded",
+                reason="the request cannot be parsed",
+                path=call.path,
+                headers=select_stored_headers(self.headers),
+                content=body.raw,
+            )
+        except StoreError as error:
+            _log.warning("Request is not stored before it is sent, store failure: %s", error)
+            return None
 
     async def _prepare(self, body: ClientBody, upstream: Upstream) -> PreparedRequest | None:
         """Prepares the request, or None if it is to be passed through unrecorded."""
@@ -277,6 +301,11 @@ class Exchange:
             except (StaleHead, *MISSING_FROM_LOG) as error:
                 known_match, failure = None, error
         raise failure
+
+    def _keep_unanswered(self, prepared: PreparedRequest) -> None:
+        if prepared.match.creates_conversation and prepared.client_request.messages:
+            first_path = compute_client_paths(prepared.client_request.messages[:1])[0]
+            self.head_cache.keep_unanswered(self.head_scope, first_path, prepared.match)
 
     async def _refit(self, prepared: PreparedRequest) -> PreparedRequest:
         """Prepares the request again after an overflow has corrected the engine's window or calibration."""

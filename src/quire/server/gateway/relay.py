@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Literal
@@ -11,6 +11,7 @@ from pydantic_core import from_json
 
 from quire.concurrency.cancellation import run_shielded
 from quire.concurrency.worker_threads import run_sized
+from quire.engine.exchanges import OpenExchange, begin_exchange, observe_answer
 from quire.errors import (
     ModelContextOverflow,
     ModelError,
@@ -21,7 +22,7 @@ from quire.errors import (
     StoreRolledBack,
     error_detail,
 )
-from quire.llm.error_mapping import classify_error
+from quire.llm.error_mapping import classify_error, read_error_message
 from quire.model import Usage
 from quire.model.base import JsonObject
 from quire.proxy.prepare import PreparedRequest
@@ -29,7 +30,12 @@ from quire.proxy.recognition import HistoryMatch
 from quire.proxy.reply_recorder import RecordedReply, record_reply
 from quire.proxy.translation import ReplyTranslator
 from quire.server.gateway.response import ResponseWriter
-from quire.server.gateway.upstream import UpstreamCall, encode_conversation_header, filter_response_headers
+from quire.server.gateway.upstream import (
+    UpstreamCall,
+    encode_conversation_header,
+    filter_response_headers,
+    select_response_headers,
+)
 from quire.server.telemetry import Telemetry
 from quire.server.telemetry.tracer import ModelCallSpan
 from quire.server.upstream_client import UpstreamResponse
@@ -54,6 +60,8 @@ UNRECORDED_HEADERS = {"x-quire-recorded": "no"}
 
 UpdateHead = Callable[[bytes | None, HistoryMatch], None]
 """Replaces the head at an old path with a new one in the head cache."""
+KeepUnanswered = Callable[[PreparedRequest], None]
+"""Remembers the conversation of a request without an answer, in which the next attempt continues."""
 Refit = Callable[[PreparedRequest], Awaitable[PreparedRequest]]
 """Prepares a shorter request after an overflow."""
 
@@ -69,14 +77,54 @@ class TurnRecorder:
         prepared: PreparedRequest,
         *,
         update_head: UpdateHead,
+        keep_unanswered: KeepUnanswered,
+        stored_headers: Mapping[str, str],
         on_store_failure: Literal["refuse", "pass_through"],
     ) -> None:
+        """`stored_headers` are the request's headers that are stored."""
         self.prepared = prepared
         """Replaced if the request is refitted."""
+        self.exchange: OpenExchange | None = None
+        """The last attempt as it is stored, unless the store failed."""
         self.recorded_reply: RecordedReply | None = None
         self.is_billed = False
         """Whether the upstream may charge for a call without a recorded reply."""
         self._update_head, self._on_store_failure = update_head, on_store_failure
+        self._keep_unanswered, self._stored_headers = keep_unanswered, stored_headers
+
+    async def begin(self, path: str) -> None:
+        """Stores the request that is about to be sent. If the store fails, `on_store_failure` decides whether it is."""
+        prepared = self.prepared
+        request, match = prepared.request, prepared.match
+        forwarded = request.assembly.forwarded
+        self.exchange = None
+        try:
+            self.exchange = await run_shielded(
+                begin_exchange(
+                    prepared.recorder.engine,
+                    id=request.id or "",
+                    conversation=match.conversation,
+                    model=prepared.client_request.model,
+                    road="managed",
+                    reason=forwarded.form if forwarded is not None else "",
+                    path=path,
+                    headers=self._stored_headers,
+                    content=prepared.content,
+                    branch=match.branch,
+                    after_seq=match.head_seq,
+                    creates_conversation=request.creates_conversation,
+                )
+            )
+        except StoreError as error:
+            if self._on_store_failure == "refuse":
+                raise
+            _log.warning("Request is not stored before it is sent, store failure: %s", error)
+        self.prepared = replace(prepared, request=replace(request, exchange=self.exchange))
+
+    def keep_unanswered(self) -> None:
+        """Lets the next attempt continue in the conversation that this one began."""
+        if self.exchange is not None and self.recorded_reply is None:
+            self._keep_unanswered(self.prepared)
 
     async def record(
         self,
@@ -172,15 +220,25 @@ class StreamRelay:
 
     async def run(self) -> None:
         """Forwards the stream and records its reply, or the part of it that arrived before a failure."""
-        decoder, chunks = self._decoder, self._response.iter_chunks()
+        decoder, exchange = self._decoder, self._recorder.exchange
+        chunks = iter_stored(self._response, exchange)
         try:
             await self._forward_chunks(chunks)
-        except (ModelError, asyncio.CancelledError):
+        except (ModelError, asyncio.CancelledError) as error:
             if not decoder.is_finished:
+                if exchange is not None and isinstance(error, QuireError):
+                    exchange.error = error_detail(error)
+                elif exchange is not None:
+                    exchange.outcome = "cancelled"
                 await self._record(incomplete=True)
                 raise
             decoder.drop_incomplete_event()
+        if exchange is not None and decoder.error is not None:
+            exchange.error = read_error_message(decoder.error)
         replies = await self._record(incomplete=decoder.error is not None)
+        if exchange is not None and decoder.error is not None:
+            # Nothing came before the error, or it would be recorded.
+            await exchange.end("refused")
         if not self._writer.is_started:
             await self._start()
         if self._translator is None:
@@ -241,6 +299,16 @@ class StreamRelay:
             response_fields=translator.describe_response(replies[0]) if translator is not None and replies else None,
         )
         return replies
+
+
+async def iter_stored(response: UpstreamResponse, exchange: OpenExchange | None) -> AsyncGenerator[bytes]:
+    """Yields the body as it arrives, and keeps it for the exchange."""
+    if exchange is not None:
+        exchange.start_answer(response.status_code, select_response_headers(response.raw_headers))
+    async for chunk in response.iter_chunks():
+        if exchange is not None:
+            exchange.add(chunk)
+        yield chunk
 
 
 async def iterate_with_keep_alive(
@@ -308,10 +376,16 @@ class Relay:
                 error_response = self._codec.to_error_response(error)
                 await self._writer.send_error(error_response, self._recorder.build_quire_headers())
         finally:
+            self._recorder.keep_unanswered()
             await self._recorder.settle_spend()
 
     async def _attempt(self, *, may_refit: bool) -> bool:
         """Sends the request, or False if it overflowed and a shorter one is ready to send."""
+        await self._recorder.begin(self._call.path)
+        async with observe_answer(self._recorder.exchange):
+            return await self._send(may_refit=may_refit)
+
+    async def _send(self, *, may_refit: bool) -> bool:
         model, conversation = self._prepared.client_request.model, self._prepared.match.conversation
         with self._telemetry.trace_gateway_call(model, conversation=conversation) as span:
             async with self._post(span) as response:
@@ -336,6 +410,9 @@ class Relay:
         try:
             async with self._call.send("POST", self._prepared.content, trace_headers=span.headers) as response:
                 has_response = True
+                if self._recorder.exchange is not None:
+                    headers = select_response_headers(response.raw_headers)
+                    self._recorder.exchange.start_answer(response.status_code, headers)
                 yield response
         except ModelError as error:
             if not has_response and not isinstance(error, ModelTimeout):
@@ -346,6 +423,10 @@ class Relay:
         """Passes the error on to the client, or returns False if it is an overflow that a refit can avoid."""
         body = await response.read(max_bytes=MAX_ERROR_BYTES)
         error = classify_error(response.status_code, body)
+        if self._recorder.exchange is not None:
+            self._recorder.exchange.add(body)
+            # Before the client sees the error.
+            await self._recorder.exchange.end("refused")
         span.set_error(type(error).__name__)
         self._telemetry.metrics.count_upstream_error(error)
         recorder = self._prepared.recorder
@@ -392,6 +473,8 @@ class Relay:
     async def _relay_json(self, response: UpstreamResponse) -> None:
         """Relays a whole reply. A translated one is sent as a stream if the client expects one."""
         body = await response.read(max_bytes=MAX_RESPONSE_BYTES)
+        if self._recorder.exchange is not None:
+            self._recorder.exchange.add(body)
         prepared, target, size = self._prepared, self._prepared.target, len(body)
         parsed = await run_sized(size, _parse_json, body)
         replies = await run_sized(size, target.parse_response, parsed)

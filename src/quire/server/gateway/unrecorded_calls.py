@@ -15,14 +15,22 @@ from quire.access.spending import NO_CONVERSATION
 from quire.concurrency.cancellation import run_shielded
 from quire.concurrency.worker_threads import run_sized
 from quire.engine import Engine
+from quire.engine.exchanges import OpenExchange, observe_answer
 from quire.engine.spending import check_spend_cap, has_spend_cap, reserve_spend
-from quire.errors import AccessDenied, InvalidRequest, ModelError, ModelTimeout, QuireError, StoreError
+from quire.errors import (
+    AccessDenied,
+    InvalidRequest,
+    ModelError,
+    ModelTimeout,
+    QuireError,
+    StoreError,
+)
 from quire.model import Usage
 from quire.model.json_values import filter_objects, get_object, get_text, is_object
 from quire.proxy.known_messages import ClientBody
 from quire.server.auth import check_model
 from quire.server.caller import Caller
-from quire.server.gateway.relay import MAX_RESPONSE_BYTES, UNRECORDED_HEADERS
+from quire.server.gateway.relay import MAX_RESPONSE_BYTES, UNRECORDED_HEADERS, iter_stored
 from quire.server.gateway.response import ResponseWriter
 from quire.server.gateway.upstream import UpstreamCall, filter_response_headers
 from quire.server.telemetry import Telemetry
@@ -78,10 +86,12 @@ async def forward_unrecorded(
     telemetry: Telemetry,
     method: str = "POST",
     record: Callable[[bytes], Coroutine[Any, Any, None]] | None = None,
+    exchange: OpenExchange | None = None,
 ) -> None:
     """Sends a call and relays the response. A failure after its start breaks it off.
 
-    `record` gets the content of a response that succeeded, before the client sees its end.
+    `record` gets the content of a response that succeeded, before the client sees its end. `exchange` is what is
+    stored of the call.
 
     The call is charged to the engine's key and to the conversation: what the response reports, else the input, except
     for a call that providers do not charge for. Raises `SpendCapReached`, `SpendReserved` and `UnknownPrice`.
@@ -110,11 +120,15 @@ async def forward_unrecorded(
 
     try:
         with telemetry.trace_gateway_call(model, conversation=conversation or None) as span:
-            async with call.send(method, content, trace_headers=span.headers) as response:
+            async with (
+                observe_answer(exchange),
+                call.send(method, content, trace_headers=span.headers) as response,
+            ):
                 is_stream = response.content_type.startswith("text/event-stream")
                 cost = 0.0 if response.is_error else unreported
                 headers = filter_response_headers(response.raw_headers) | ({} if record else UNRECORDED_HEADERS)
-                received, size, chunks = list[bytes](), 0, response.iter_chunks()
+                headers |= {"x-quire-request": exchange.row["exchange"]} if exchange is not None else {}
+                received, size, chunks = list[bytes](), 0, iter_stored(response, exchange)
                 chunk = await anext(chunks, b"")
                 await writer.start(response.status_code, headers)
                 while chunk:
@@ -134,7 +148,7 @@ async def forward_unrecorded(
                         _log.warning("What an unrecorded call returned is not in the log: %s", error)
                 # Before the client sees the end, and can send its next request.
                 await settle()
-                await writer.write(b"", last=True)
+            await writer.write(b"", last=True)
     except ModelError as error:
         if not writer.is_started:
             cost = unreported if isinstance(error, ModelTimeout) else 0.0

@@ -56,6 +56,20 @@ _CREDENTIALS = frozenset(
 )
 """Request headers with credentials, or with the account at the upstream that is charged."""
 
+_STORED_HEADERS = frozenset(
+    {
+        "user-agent", "openai-beta", "originator", "session-id", "session_id", "thread-id", "x-app",
+        "x-openai-subagent", "x-parent-session-id", "x-session-affinity", "x-stainless-retry-count",
+    }
+)  # fmt: skip
+_STORED_PREFIXES = ("anthropic-beta", "anthropic-version", "x-claude-code-", "x-codex-")
+"""Request headers that are stored: what the client is, and its session. None is a credential."""
+_STORED_RESPONSE_HEADERS = frozenset({"content-type", "openai-model", "request-id", "retry-after", "x-request-id"})
+_STORED_RESPONSE_PREFIXES = ("anthropic-ratelimit-", "x-ratelimit-")
+"""Response headers that are stored."""
+MAX_STORED_HEADER_CHARS = 500
+"""Maximum characters of a stored header. The rest is cut off."""
+
 _RESPONSE_HEADERS_DROPPED = frozenset(
     {
         "content-length", "content-encoding", "date", "server", "set-cookie", "alt-svc", "strict-transport-security",
@@ -85,6 +99,7 @@ class UpstreamCall:
 
     client: UpstreamClient
     url: str
+    path: str
     headers: dict[str, str]
 
     def send(
@@ -131,7 +146,7 @@ def build_upstream_call(
             # The server decoded the bytes as Latin-1, and the HTTP client encodes as UTF-8.
             with suppress(UnicodeError):
                 forwarded[name] = value.encode("latin-1").decode()
-    return UpstreamCall(server_state.http_client, url, forwarded)
+    return UpstreamCall(server_state.http_client, url, path, forwarded)
 
 
 def filter_request_headers(headers: Headers, upstream: Upstream, *, is_translated: bool = False) -> dict[str, str]:
@@ -150,6 +165,29 @@ def filter_request_headers(headers: Headers, upstream: Upstream, *, is_translate
         for name, value in headers.items()
         if (name in passed or name.startswith(prefixes)) and name not in named_by_connection and not contains_key(value)
     }
+
+
+def select_stored_headers(headers: Headers) -> dict[str, str]:
+    """Returns the client's headers that are stored with the request."""
+    return {
+        name: _cut(value)
+        for name, value in headers.items()
+        if (name in _STORED_HEADERS or name.startswith(_STORED_PREFIXES)) and not contains_key(value)
+    }
+
+
+def select_response_headers(raw_headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Returns the upstream's headers that are stored with its answer."""
+    decoded = ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in raw_headers)
+    return {
+        name: _cut(value)
+        for name, value in decoded
+        if name in _STORED_RESPONSE_HEADERS or name.startswith(_STORED_RESPONSE_PREFIXES)
+    }
+
+
+def _cut(value: str) -> str:
+    return value.replace("\n", " ")[:MAX_STORED_HEADER_CHARS]
 
 
 def filter_response_headers(raw_headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:

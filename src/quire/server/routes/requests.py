@@ -12,6 +12,7 @@ from quire.ledger.cache_breaks import CacheBreak
 from quire.ledger.cache_history import CacheReport
 from quire.ledger.timeline import MAX_TIMELINE_ROWS, load_timeline
 from quire.log import MAIN_BRANCH
+from quire.log.exchanges import ExchangeContent, ExchangeRecord
 from quire.model import Decision, Manifest
 from quire.schemas import JsonModel
 from quire.schemas.context import (
@@ -42,10 +43,14 @@ class CacheReportSchema(JsonModel):
 
 
 class RequestRecordSchema(BaseModel):
-    conversation: str
+    conversation: str = Field(description="Empty for a request that Quire could not parse.")
     branch: int
-    reply: int
-    manifest: Manifest
+    reply: int | None = Field(description="Null if the request got no whole reply.")
+    manifest: Manifest | None
+    exchange: ExchangeRecord | None = Field(description="Null if the request was not stored.")
+    content: ExchangeContent | None = Field(
+        description="What was sent and what came back, of a request without a whole reply."
+    )
 
 
 @router.get(REQUESTS_PATH)
@@ -166,8 +171,26 @@ async def explain_item(
 async def find_request(
     engine: ReadEngine, id: Annotated[str, Path(min_length=1, max_length=100)]
 ) -> RequestRecordSchema:
-    """Finds a request by the ID that the gateway returned in `X-Quire-Request`."""
-    record = await engine.store.get_request(id)
+    """Finds a request by the ID that the gateway returned in `X-Quire-Request`, also one that was refused."""
+    store = engine.store
+    exchange, content = await store.find_exchange(id), None
+    if exchange is not None:
+        content = await store.read_exchange(exchange.conversation, id)
+    if exchange is not None and exchange.seq is None:
+        return RequestRecordSchema(
+            conversation=exchange.conversation,
+            branch=exchange.branch,
+            reply=None,
+            manifest=None,
+            exchange=exchange,
+            content=content,
+        )
+    record = await store.get_request(id)
     return RequestRecordSchema(
-        conversation=record.conversation, branch=record.branch, reply=record.seq, manifest=record.manifest
+        conversation=record.conversation,
+        branch=record.branch,
+        reply=record.seq,
+        manifest=record.manifest,
+        exchange=exchange or await store.find_exchange(id, conversation=record.conversation),
+        content=content,
     )
