@@ -338,6 +338,7 @@ REFUSED: dict[str, Callable[[SqlStore], Any]] = {
     "take_over": lambda store: store.take_over("theirs"),
     "reimport.replace": lambda store: store.reimport.replace(make_import("theirs")),
     "reimport.delete_twin": lambda store: store.reimport.delete_twin("theirs"),
+    "reimport.is_plain_import": lambda store: store.reimport.is_plain_import("theirs"),
     "memories.add": lambda store: store.memories.add("agent", "mine", citation=Citation("theirs", 0, 1)),
 }
 WITHOUT_CONVERSATION = {
@@ -374,6 +375,7 @@ WITHOUT_CONVERSATION = {
     "imports.read_ledgers",
     "imports.list_sessions",
     "imports.list_outdated",
+    "imports.list_doubles",
     "imports.record_continued",
     "imports.read_continued",
     "imports.has_imported",
