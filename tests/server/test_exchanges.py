@@ -10,7 +10,7 @@ import pytest
 from gateway_fixtures import MODEL, GatewayHarness, assistant_message, run_gateway, user_message
 from sqlalchemy import Connection, select
 
-from fake_upstream import UpstreamRequest, make_chunk_event, make_completion, run_fake_upstream
+from fake_upstream import UpstreamRequest, make_chunk_event, make_completion, respond_with_text, run_fake_upstream
 from infra.database_dump import contains_text, dump_database
 from quire.db.schema import exchanges
 from quire.db.store_part import read
@@ -227,3 +227,59 @@ def test_a_request_is_its_line_chosen_headers_and_body():
     assert decode_request(content) == ({"x-app": "cli"}, b'{"a":1}\n\n')
     assert decode_request(b'{"a":1}') == ({}, b'{"a":1}')
     assert encode_answer({}, b"") == b""
+
+
+def fail(*_: object, **__: object) -> None:
+    raise KeyError("a fault of ours")
+
+
+@pytest.mark.parametrize(
+    "name", ["exchange.match_request", "exchange.prepare_request", "relay.record_reply"], ids=lambda each: each
+)
+async def test_what_is_not_understood_reaches_the_client_and_is_stored(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    """A fault of Quire costs no turn of the agent."""
+    monkeypatch.setattr(f"quire.server.gateway.{name}", fail)
+    async with run_fake_upstream(respond_with_text("Ahoy.")) as up, run_gateway(store, up.url) as harness:
+        answer = await harness.ask(user_message("Greet."))
+        assert (answer.status_code, answer.headers["x-quire-recorded"]) == (200, "no")
+        assert "Ahoy." in answer.text
+        assert len(up.requests) == 1
+        async with asyncio.timeout(20):
+            while not (kept := (await store.run(read, read_rows))[0])["outcome"]:  # noqa: ASYNC110 (of the database)
+                await asyncio.sleep(0.02)
+        assert kept["exchange"] == answer.headers["x-quire-request"]
+        assert (kept["outcome"], kept["status"]) == ("answered", 200)
+        assert len(kept["request"]) > 0
+        assert len(kept["response"]) > 0
+        monkeypatch.undo()
+        assert (await harness.ask(user_message("Greet."))).headers.get("x-quire-recorded") is None
+
+
+async def test_a_fault_under_a_spend_cap_is_an_error(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("quire.server.gateway.exchange.match_request", fail)
+    async with (
+        run_fake_upstream(respond_with_text("Ahoy.")) as up,
+        run_gateway(store, up.url, max_spend=1.0) as harness,
+    ):
+        assert (await harness.ask(user_message("Greet."))).status_code == 500
+        assert up.requests == []
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_what_is_not_stored_leaves_nothing_if_settings_say_so(store: SqlStore, *, stream: bool):
+    async with (
+        run_fake_upstream(respond_with_text("Ahoy.")) as up,
+        run_gateway(
+            store, up.url, record_unstored=False, upstreams={"*": {"base_url": up.url, "speaks": ["responses"]}}
+        ) as harness,
+    ):
+        body = {"model": MODEL, "input": "Secret", "store": False, "stream": stream}
+        answer = await harness.http.post("/v1/responses", json=body)
+        assert (answer.status_code, answer.headers["x-quire-recorded"]) == (200, "no")
+        assert len(up.requests) == 1
+        body = {**body, "previous_response_id": "resp_1"}
+        assert (await harness.http.post("/v1/responses", json=body)).status_code in (200, 400)
+    assert await store.list_conversations() == []
+    assert await store.run(read, read_rows) == []

@@ -11,7 +11,7 @@ function makeEvent(seq: number, changes: Partial<TimelineEvent> = {}): TimelineE
 function makePage(replies: number[], totals: number[], changes: Partial<TimelinePage> = {}): TimelinePage {
   const fill = <T>(value: T): T[] => replies.map(() => value);
   return {
-    conversation: "c", branch: 0, unpriced: [], sub_agent_usd: fill(null), sub_agents: { sub_agents: 0, cost_usd: 0, unpriced_requests: 0 }, replies, total_tokens: totals, created_at: fill(1), turns: replies.map((_, index) => index + 1), steps: fill(1),
+    conversation: "c", branch: 0, unpriced: [], unanswered: [], sub_agent_usd: fill(null), sub_agents: { sub_agents: 0, cost_usd: 0, unpriced_requests: 0 }, replies, total_tokens: totals, created_at: fill(1), turns: replies.map((_, index) => index + 1), steps: fill(1),
     limits: [{ reply: replies[0] ?? 1, model: "m", window: 4_000, trigger_tokens: 3_400 }], full_history_tokens: fill(1),
     slots: { messages: totals }, fates: fill("w2"), estimated: [], input_tokens: totals, output_tokens: fill(1),
     cache_read_tokens: totals.map((total) => total / 2), cache_write_tokens: fill(0), cost_usd: fill(0.5), events: [], next_since: null, ...changes,

@@ -353,6 +353,10 @@ class Settings(FrozenModel):
         default=False,
         description="Pass embeddings, moderations, rerank, audio and images under /v1 to the upstream, unrecorded.",
     )
+    record_unstored: bool = Field(
+        default=True,
+        description="Record turns of clients that set `store` to false. If false, nothing of them is stored.",
+    )
     on_store_failure: Literal["refuse", "pass_through"] = Field(
         default="refuse",
         description="While the database is unavailable, the gateway refuses requests or passes them through. A server "

@@ -43,7 +43,6 @@ REMOVED_SETTINGS: Mapping[str, str] = {
     "embeddings_model": "write it after the address in embeddings: http://…/v1#MODEL",
     "object_storage_min_bytes": "blobs from 65,536 bytes move to the object storage",
     "mask_secrets": "known secrets are always masked in answers to agents and in hand-overs",
-    "record_unstored": "all that passes is recorded; `quire conversation purge` erases",
 }
 """Settings of earlier versions, with what to do instead: remove the key, and if one is named, set another."""
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
 
@@ -59,6 +59,14 @@ MAX_MATCH_ATTEMPTS = 3
 """Maximum attempts to match and prepare a request when concurrent appends move the branch head."""
 
 
+class PassThrough(NamedTuple):
+    """A request that goes to its upstream as it came."""
+
+    reason: str
+    is_stored: bool = True
+    """Whether its bytes are stored."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     """A client's request and everything that is needed to answer it."""
@@ -99,10 +107,10 @@ class Exchange:
             prepared = await self._prepare(body, upstream)
         except QuireError as error:
             return await self._send_error(writer, codec.to_error_response(error))
-        is_fitted = prepared is not None and prepared.is_fitted
+        is_fitted = isinstance(prepared, PreparedRequest) and prepared.is_fitted
         self.telemetry.count_gateway_decision("fitted" if is_fitted else "passthrough")
-        if prepared is None:
-            exchange = await self._begin_unrecorded(call, body, model)
+        if isinstance(prepared, PassThrough):
+            exchange = await self._begin_unrecorded(call, body, model, prepared.reason) if prepared.is_stored else None
             return await self.forward_unrecorded(writer, call, body, upstream, exchange=exchange)
         recorder = TurnRecorder(
             prepared,
@@ -159,7 +167,9 @@ class Exchange:
         except QuireError as error:
             await self._send_error(writer, self.codec.to_error_response(error))
 
-    async def _begin_unrecorded(self, call: UpstreamCall, body: ClientBody, model: str) -> OpenExchange | None:
+    async def _begin_unrecorded(
+        self, call: UpstreamCall, body: ClientBody, model: str, reason: str
+    ) -> OpenExchange | None:
         try:
             return await begin_exchange(
                 engine_for_caller(self.server_state, self.caller, model=model or None),
@@ -167,7 +177,7 @@ class Exchange:
                 conversation=NO_CONVERSATION,
                 model=model,
                 road="unrecorded",
-                reason="the request cannot be parsed",
+                reason=reason,
                 path=call.path,
                 headers=select_stored_headers(self.headers),
                 content=body.raw,
@@ -176,8 +186,8 @@ class Exchange:
             _log.warning("Request is not stored before it is sent, store failure: %s", error)
             return None
 
-    async def _prepare(self, body: ClientBody, upstream: Upstream) -> PreparedRequest | None:
-        """Prepares the request, or None if it is to be passed through unrecorded."""
+    async def _prepare(self, body: ClientBody, upstream: Upstream) -> "PreparedRequest | PassThrough":
+        """Prepares the request. What Quire cannot understand is passed on as it came, where it needs no change."""
         is_translated = choose_target(self.codec, upstream.speaks) is not self.codec
         needs_log = self.shares_account(upstream) and self.codec.refers_to_log(body.fields)
         try:
@@ -189,6 +199,13 @@ class Exchange:
             client_request = await run_sized(
                 body.work_bytes, self.known_messages.parse_request, self.codec, body, tenant=self.caller.tenant
             )
+            if not client_request.is_stored and not self.server_state.settings.record_unstored:
+                if is_translated or needs_log:
+                    raise InvalidRequest(
+                        "A request with `store: false` is not recorded here (`record_unstored`), so it can neither be "
+                        "translated nor continue a recorded reply; send the whole history in the upstream's format."
+                    )
+                return PassThrough("the client set `store` to false", is_stored=False)
             if (previous := client_request.previous_reply) is not None:
                 client_request = await restore_envelope(client_request, previous, self.get_store())
             prepared = await self._match_and_prepare(client_request, upstream)
@@ -205,12 +222,19 @@ class Exchange:
                     f"cap (`max_spend`), nor continue a recorded reply; correct it. {error}"
                 ) from error
             _log.info("Request passed through unrecorded, body cannot be parsed: %s", error)
+            return PassThrough("the request cannot be parsed")
         except StoreError as error:
             may_pass = self.server_state.settings.on_store_failure == "pass_through"
             if is_translated or self.has_spend_cap or needs_log or not may_pass:
                 raise
             _log.warning("Request passed through unrecorded, store failure: %s", error)
-        return None
+            return PassThrough("the store failed")
+        except Exception as error:
+            if isinstance(error, QuireError) or is_translated or self.has_spend_cap or needs_log:
+                raise
+            # The client's turn must not be lost to a fault of ours.
+            _log.exception("Request passed through unrecorded, it was not understood")
+            return PassThrough(f"it was not understood ({type(error).__name__})")
 
     def shares_account(self, upstream: Upstream) -> bool:
         """Whether the upstream has one account for the callers of all tenants. The local user is the operator."""

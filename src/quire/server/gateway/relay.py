@@ -161,6 +161,13 @@ class TurnRecorder:
                 raise
             _log.warning("Reply passed through unrecorded, store failure: %s", error)
             return False
+        except Exception as error:
+            await self.settle_spend(reported_usage)
+            if isinstance(error, QuireError):
+                raise
+            # Its tokens are paid for, and its bytes are in the exchange.
+            _log.exception("Reply passed through unrecorded, it was not understood")
+            return False
         if self.recorded_reply is None:
             # An empty reply, such as one that a reasoning model did not get to.
             await self.settle_spend(reported_usage)
