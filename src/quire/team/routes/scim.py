@@ -11,12 +11,12 @@ from fastapi.responses import JSONResponse
 
 from quire.errors import InvalidScim, NotFound, UserNotFound
 from quire.model.json_values import is_object
-from quire.server.auth import RequireAction, get_caller, require_action
+from quire.server.auth import RequireAction, get_access_policy, get_caller, require_action
 from quire.server.caller import Caller
 from quire.server.dependencies import StateDep
 from quire.settings.schema import SignIn
 from quire.team import scim
-from quire.team.access import get_access_policy, require_access
+from quire.team.access import require_access
 from quire.team.directory import Directory, RolesByGroup, roles_by_group_for
 from quire.team.scim import SCIM_MEDIA_TYPE
 from quire.team.store import TeamStore
