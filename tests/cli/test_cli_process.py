@@ -79,9 +79,9 @@ LEADING_ARGUMENTS = {
     "context pin": ["2"],
     "context drop": ["2"],
     "context restore": ["2"],
+    "conversation fork": ["1"],
 }
 TRAILING_OPTIONS = {
-    "conversation fork": ["1"],
     "conversation purge": ["--yes"],
     "conversation edit": ["--title", "x"],
     "context edit": ["--text", "x"],

@@ -230,7 +230,7 @@ def try_statement(session: Session, tenant: str | None, statement: sql.Composed)
                 session.execute("SELECT set_config('quire.tenant', %s, true)", [tenant])
             cursor = session.execute(statement)
             return cursor.fetchall() if cursor.description else [("rows written", cursor.rowcount)]
-    except errors.InsufficientPrivilege:
+    except (errors.InsufficientPrivilege, errors.ForeignKeyViolation):
         return None
 
 

@@ -45,6 +45,13 @@ class GatewayHarness:
         return [(entry.message.role, entry.message.text) for entry in entries]
 
 
+async def list_messages(store: SqlStore) -> list[tuple[str, str]]:
+    """The role and text of all messages. A conversation whose first request was refused has none."""
+    records = await store.list_conversations()
+    entries = [entry for each in records for entry in await store.read_range(each.id, kinds=["message"])]
+    return [(entry.message.role, entry.message.text) for entry in entries]
+
+
 @asynccontextmanager
 async def run_gateway(
     store: SqlStore, upstream_url: str, *, timeout_seconds: float = 5.0, **settings: Any

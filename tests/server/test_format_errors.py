@@ -18,7 +18,7 @@ from format_clients import (
     run_matrix_gateway,
     served_pairs,
 )
-from gateway_fixtures import run_gateway
+from gateway_fixtures import list_messages, run_gateway
 from server_helpers import create_key_for
 
 from fake_upstream import UpstreamRequest, run_fake_upstream
@@ -147,7 +147,7 @@ async def test_an_error_of_the_upstream(store: SqlStore, client: WireFormatName,
                 else:
                     with pytest.raises((openai.APIError, anthropic.APIError, *GEMINI_ERRORS)):
                         await harness.client.send([harness.client.make_question("Hi")], stream=True)
-        assert await store.list_conversations() == []
+        assert await list_messages(store) == []
 
 
 @streams
@@ -196,7 +196,7 @@ async def test_an_upstream_without_a_word(store: SqlStore, client: WireFormatNam
                 up.responders[:] = [fault]
                 for stream in (False, True):
                     await expect_error(sdk, status, stream=stream)
-        assert await store.list_conversations() == []
+        assert await list_messages(store) == []
 
 
 OwnFault = Callable[[MatrixHarness, SqlStore, pytest.MonkeyPatch], Awaitable[None]]

@@ -4,6 +4,7 @@ import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,11 +145,12 @@ def preload_modules(settings: "Settings") -> None:
     """
     from importlib import import_module
 
-    from quire.engine import EngineConfig
     from quire.wire.tokens import counter_for
 
-    # First the tokenizer of the default model, which every request needs.
-    counter_for(settings.model, tokenizer=EngineConfig.create(settings).model_spec.tokenizer).count(" ")
+    # First the tokenizer of the default model, which every request needs. The table of all models is not.
+    entries = (entry for pattern, entry in settings.models.items() if fnmatchcase(settings.model, pattern))
+    tokenizer = next((each.tokenizer for each in entries if each.tokenizer is not None), None)
+    counter_for(settings.model, tokenizer=tokenizer).count(" ")
     for module in ("quire.search.segments", "quire.compaction.extractive_summary"):
         with suppress(ImportError):
             import_module(module)
