@@ -182,6 +182,18 @@ async def test_a_purge_reaches_the_bytes(store: SqlStore, admin_url: str):
     assert not any(contains_bytes(dump, each) for each in packed)
 
 
+async def test_a_purge_reaches_requests_that_were_not_understood(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
+    """They belong to no conversation, so that a purge cannot know which of them have its text."""
+    async with run_fake_upstream(respond_with_text("Ahoy.")) as up, run_gateway(store, up.url) as harness:
+        await harness.ask(user_message("plumcake-request"))
+        [record] = await store.list_conversations()
+        monkeypatch.setattr("quire.server.gateway.exchange.match_request", fail)
+        await harness.ask(user_message("plumcake-request"), assistant_message("Ahoy."), user_message("More."))
+        assert (await store.find_value("plumcake-request"))["exchanges"] == 2
+    await store.purge(record.id)
+    assert await store.find_value("plumcake-request") == {}
+
+
 async def test_secrets_of_a_masked_tenant_are_in_neither_bytes_nor_words(database_url: str):
     key = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
     masking = {"*": TenantMasking()}

@@ -23,7 +23,7 @@ from quire.index import memories, passages
 from quire.index.documents import delete_documents
 from quire.index.message_index import erase_messages
 from quire.log import blobs, conversations, ledger, reads, transcripts
-from quire.log.exchanges import ExchangeReader, delete_exchanges, list_conversations
+from quire.log.exchanges import NO_CONVERSATION, ExchangeReader, delete_exchanges, list_conversations
 from quire.log.observations import delete_observations
 from quire.log.row_digests import ROW_DIGEST, with_row_digest
 from quire.log.types import MAIN_BRANCH, Branch, Memory, TenantPurge, ValuePurge
@@ -163,7 +163,9 @@ def _purge(
     purged_memories = memories.purge_memories(connection, tenant, conversation, None if whole else entry_keys)
     _purge_memory_quotes(connection, tenant, purged_memories)
     transcripts.delete_linked(connection, tenant, conversation)
-    delete_exchanges(connection, tenant, conversation)
+    # Requests that were not understood belong to no conversation: any of them may repeat what is purged.
+    for each in (conversation, NO_CONVERSATION):
+        delete_exchanges(connection, tenant, each)
     reset_usage(connection, tenant, conversation)
     delete_observations(connection, tenant, conversation)
     turn_events.delete_conversation_events(connection, tenant, conversation)
